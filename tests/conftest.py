@@ -17,10 +17,9 @@ from fedloom.engines import FaultInjector, FaultPlan, InProcess, Refusal
 from fedloom.fleet import UNCOMPRESSED, ByteCounter, Responses
 from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model
-from fedloom.settings import FrozenDict
 from fedloom.tensors import Parcel, Tensors
 from fedloom.testing import InterceptingEngine, ScriptedEngine, TinyWorld
-from fedloom.testing.world import TINY_SETTINGS, home_family, takes_family
+from fedloom.testing.world import TINY_METHODS, TINY_SETTINGS, home_family, takes_family
 
 # as every run has it; sums come out otherwise with more, also where make did not start the tests
 torch.set_num_threads(1)
@@ -35,29 +34,10 @@ settings.load_profile("fedloom")
 # the families that read rows of tokens
 TOKENS = tuple(name for name, build in MODELS.items() if "tokens" in signature(build).parameters)
 
-# settings without which a method's tiny runs would not be tiny, or would not show what it does
-SMALL: dict[str, dict[str, Any]] = {
-    "fedgkt": {"server_epochs": 1, "server_batch": 8, "server_planes": (2,), "server_blocks": (1,)},
-    "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
-    "depthfl": {"ramp_up": 2},
-    "fedin": {"pairs": 4, "batch": 6},
-    "fedtgp": {"server_epochs": 3},
-    "fiarse": {"sizes": FrozenDict(a=0.6, b=0.25)},
-    "mixed": {
-        "strength": 0.5,
-        "growth": "none",
-        "probe_size": 6,
-        "parts": (
-            {"tiers": ("a",), "method": "heterofl"},
-            {"tiers": ("b",), "method": "fedhenn", "align": True, "probe_size": 5, "strength": 0.2, "growth": "none"},
-        ),
-    },
-}
-
 
 def build_method(name: str, **settings: Any) -> Method:
     """A method as it is by default, but for what makes it small."""
-    made: Method = METHODS[name].from_settings({**SMALL.get(name, {}), **settings}, METHODS)
+    made: Method = METHODS[name].from_settings({**TINY_METHODS.get(name, {}), **settings}, METHODS)
     return made
 
 

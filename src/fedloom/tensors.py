@@ -161,6 +161,22 @@ def to_safetensors(weights: Tensors, about: Mapping[str, Any] | None = None) -> 
     return save(copies, {"about": json.dumps(dict(about), sort_keys=True, default=repr)} if about else None)
 
 
+def relative_distance(found: Parcel, expected: Parcel) -> float:
+    """How far a parcel is from another of the same names and shapes, relative to the norm of all its numbers.
+
+    Parameters
+    ----------
+    found : the parcel.
+    expected : what it is compared with.
+    """
+    apart = size = 0.0
+    for bundle, tensors in expected.items():
+        for name, tensor in tensors.items():
+            apart += float((found[bundle][name].double() - tensor.double()).square().sum())
+            size += float(tensor.double().square().sum())
+    return math.sqrt(apart / size) if size else math.sqrt(apart)
+
+
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """True if all numbers are finite.
 

@@ -66,7 +66,8 @@ def test_every_verb_has_a_function_of_its_name():
     assert set(VERBS) - set(fl.__all__) == set(NO_TWIN)
 
 
-OF_THE_TERMINAL = {"format", "no_report", "quiet", "files"}  # files: extensions and registries
+# files: extensions and registries; device: sets=["engine.device=…"]
+OF_THE_TERMINAL = {"format", "no_report", "quiet", "files", "device"}
 OTHERWISE = {
     "check": {"recipes"},  # one at a time
     "report": {"watch", "every"},  # of a run that goes on, in a terminal

@@ -32,12 +32,12 @@ def test_doctor_text_has_a_line_per_finding(fedloom):
     ]  # fmt: skip
 
 
-def test_doctor_machine_with_cuda_says_that_it_is_not_used(fedloom, monkeypatch):
+def test_doctor_machine_with_cuda_says_how_to_use_it(fedloom, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "T4")
     found = findings(fedloom("doctor", "--format", "json"))
-    assert found["trains on"] == ("ok", "CPU; torch also finds CUDA (T4), which fedloom does not use")
+    assert found["trains on"] == ("ok", "CPU; with --device also cuda:0 (T4)")
     assert "CUDA" not in found["torch"][1]
 
 

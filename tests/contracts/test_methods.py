@@ -17,7 +17,7 @@ from fedloom.testing.methods import (
     check_missing_replies,
     check_redrawn_tiers,
 )
-from tests.conftest import SMALL
+from fedloom.testing.world import TINY_METHODS
 
 ON_EVERY_FAMILY = (
     "check_uploads",
@@ -93,5 +93,5 @@ def test_redrawn_tiers_are_trained(name: str, family: str, world: Callable[..., 
 @pytest.mark.slow  # its checks are tried one by one above
 @pytest.mark.parametrize("name", METHODS)
 def test_check_method_of_class_with_settings_passes(name: str) -> None:
-    report = check_method(METHODS[name], settings=SMALL.get(name))
+    report = check_method(METHODS[name], settings=TINY_METHODS.get(name))
     assert report.passed == tuple(METHOD_CHECKS)

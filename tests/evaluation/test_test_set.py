@@ -39,8 +39,8 @@ def grown(task: str, link: Any) -> None:
     for batches in (FEW, MANY):
         rows = torch.arange(BATCH * batches)
         x, y = torch.randn(len(rows), 8), rows % 4
-        order = {"rows": rows, "labels": y, "lengths": torch.full((batches,), BATCH)}
-        inbox = {"weights": weights, "order": {name: one.unsqueeze(0) for name, one in order.items()}}
+        order = {"rows": rows.unsqueeze(0), "labels": y.unsqueeze(0)}
+        inbox = {"weights": weights, "order": order, "batches": {"lengths": torch.full((1, batches), BATCH)}}
         getattr(GlobalEvaluation(BATCH), task).run(Asked(net, x, y), inbox)
         after.append(held())
     link.send(after[1] - after[0])

@@ -22,8 +22,9 @@ from fedloom.runs.checkpoint import FOLDER, Checkpoints
 from fedloom.runs.recorder import record_rounds
 from fedloom.tensors import Parcel
 from fedloom.testing.world import SMALLER_SETTINGS as LESSER
+from fedloom.testing.world import TINY_METHODS
 from fedloom.testing.world import TINY_SETTINGS as TINY
-from tests.conftest import SMALL, TOKENS
+from tests.conftest import TOKENS
 from tests.superlink import fleet
 
 DEVICES = 3
@@ -69,7 +70,7 @@ def build_document(name: str, family: str, tiers: list[dict[str, Any]]) -> dict[
         "model": {"family": family, **TINY[family]},
         "tiers": tiers,
         "training": {"batch_size": 4, "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
-        "method": {"name": name, **SMALL.get(name, {}), **({"last_round": False} if name == "fedhenn" else {})},
+        "method": {"name": name, **TINY_METHODS.get(name, {}), **({"last_round": False} if name == "fedhenn" else {})},
         "evaluation": {"every": 2, "tests": ["global"], "candidates": ["server"]},
     }  # fmt: skip
 

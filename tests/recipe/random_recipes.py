@@ -60,8 +60,8 @@ from fedloom.recipe.validation import _type_hints as type_hints
 from fedloom.registry import settable_parameters
 from fedloom.runs.faults import NoQuorum
 from fedloom.runs.recorder import NothingAdmitted
-from fedloom.testing.world import SMALLER_SETTINGS, TINY_SETTINGS, tiny_model
-from tests.conftest import SMALL, TOKENS
+from fedloom.testing.world import SMALLER_SETTINGS, TINY_METHODS, TINY_SETTINGS, tiny_model
+from tests.conftest import TOKENS
 
 Place = tuple[str | int, ...]
 Document = dict[str, Any]
@@ -454,7 +454,7 @@ def _fleets(family: str) -> tuple[tuple[tuple[dict[str, Any], ...], Fleet], ...]
 
 def method_settings(method: str, tiers: int) -> dict[str, Any]:
     """Settings with which a method is small, for tiers of the names that recipes here have."""
-    small = dict(SMALL.get(method, {}))
+    small = dict(TINY_METHODS.get(method, {}))
     if "parts" in small:
         named = {"a": list(TIERS[: max(1, tiers - 1)]), "b": [TIERS[tiers - 1]]}
         small["parts"] = [{**part, "tiers": named[part["tiers"][0]]} for part in small["parts"][: min(2, tiers)]]

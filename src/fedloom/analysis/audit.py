@@ -75,7 +75,8 @@ def _invert_features(experiment: Experiment, folder: Path, examples: int, steps:
     extractor = tier.model.submodel(part)
     weights = _extractor_weights(folder, tier, part, experiment.loaded.recipe.seed)
     limits = pixel_range(experiment.dataset.preparation, train.x.shape[1:], train.x.dtype)
-    return invert(extractor, _with_statistics(extractor, weights, prepared), prepared[:examples], limits, steps)
+    ready, compute = _with_statistics(extractor, weights, prepared), experiment.simulator.compute
+    return invert(extractor, ready, prepared[:examples], limits, steps, compute)
 
 
 def _extractor_weights(folder: Path, tier: Tier, part: str, seed: int) -> dict[str, Tensor]:

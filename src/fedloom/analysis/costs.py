@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..engines import Compression, DryRun
+from ..engines.client_data import block_size_of
 from ..engines.protocol import MAX_MESSAGE_BYTES
 from ..fleet import UNCOMPRESSED, Fleet, RoundContext
 from ..methods import Method
@@ -36,6 +37,7 @@ class TierCost:
     trained_parameters: int | None = None  # if some are frozen
     uncounted: tuple[str, ...] | None = None  # operations whose multiply-adds are not known
     training_memory: int | None = None  # peak bytes of all tensors, if requested
+    block_memory: int | None = None  # the same of all devices that run as one network, on an accelerator
     bytes_down_compressed: int | None = None  # if the recipe compresses
     bytes_up_compressed: int | None = None
     device_seconds: float | None = None  # per round, if the recipe has the tier's speed
@@ -78,15 +80,18 @@ def tier_costs(
     traffic = dry_run(loaded, method, fleet, data_spec, compression)
     is_compressed = compression is not None
     optimizer, batch = instantiate(registries.optimizers, training.optimizer)(), training.batch_size
-    costs, beside = [], method.trained_beside(fleet.tier_models)
+    costs, engine, beside = [], loaded.recipe.engine, method.trained_beside(fleet.tier_models)
     for tier in fleet.tiers:
         model_cost = compute_cost(tier.model)
+        used = sum(training_memory(one, batch, optimizer) for one in (tier.model, *beside)) if memory else None
+        at_once = block_size_of(engine.devices_per_block, tier.name, tier.model)
         tier_cost = TierCost(
             tier.name, model_cost.parameters, model_cost.macs, model_cost.published_flops,
             traffic.bytes_down.get(tier.name, 0), traffic.bytes_up.get(tier.name, 0),
             model_cost.trained_parameters if model_cost.frozen_parameters else None,
             model_cost.uncounted or None,
-            sum(training_memory(one, batch, optimizer) for one in (tier.model, *beside)) if memory else None,
+            used,
+            used * at_once if used and engine.device != "cpu" else None,
             traffic.bytes_down_compressed[tier.name] if is_compressed else None,
             traffic.bytes_up_compressed[tier.name] if is_compressed else None,
             latency_ms=latency_ms(tier.model) if timed else None,

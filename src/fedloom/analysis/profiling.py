@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..data import DataMissing, Dataset, Examples, Preparation
 from ..engines.client_data import block_size
 from ..fleet import Device, Fleet, Tier
 from ..models import Model, StepSeeds, compute_cost
+from ..placement import ON_CPU, Compute, enter
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..runs.build import assemble
@@ -39,6 +41,7 @@ SHORT, LONG, REPEATS = 2, 8, 3  # steps of the two timed trainings, and how ofte
 FEW, MORE = 2, 4  # examples in the two profiled batches
 WARM_UPS, TIMED = 10, 100  # forward passes
 BLOCK_SIZES = (1, 2, 4, 8, 16)
+LARGE_BLOCKS = (32, 64, 128)  # on accelerators
 FEW_BATCHES, MORE_BATCHES = 2, 6  # per device, in the two shortened runs
 PAIR = 2  # the smallest block, unless devices run one by one
 ROUNDS = 4  # of a shortened run; the first, which also finds out how models run best, is not timed
@@ -162,22 +165,23 @@ class BlockTiming:
     best: int
 
 
-def calibrate_blocks(fleet: Fleet, batch_size: int, repeats: int = 5) -> list[BlockTiming]:
-    """Measure how many devices of each tier to run as one network.
+def calibrate_blocks(fleet: Fleet, batch_size: int, repeats: int = 5, compute: Compute = ON_CPU) -> list[BlockTiming]:
+    """Measure how many devices of each tier to run as one network, on a torch device.
 
     The result is written to the recipe, so that results remain a pure function of the recipe.
     """
-    return [_time_blocks(tier, batch_size, repeats) for tier in fleet.tiers]
+    return [_time_blocks(tier, batch_size, repeats, compute) for tier in fleet.tiers]
 
 
-def _time_blocks(tier: Tier, batch_size: int, repeats: int) -> BlockTiming:
+def _time_blocks(tier: Tier, batch_size: int, repeats: int, compute: Compute) -> BlockTiming:
     """Cycles through the sizes, so that other load on the machine affects all of them alike."""
-    times: dict[int, list[float]] = {size: [] for size in BLOCK_SIZES}
-    for repeat in range(repeats + 1):
-        for size in BLOCK_SIZES:
-            seconds = _gradient_seconds(tier.model, batch_size, size)
-            if repeat:  # the first call fills caches
-                times[size].append(1000 * seconds / size)
+    model = tier.model.computed(compute.precision, compute.compile)
+    sizes = BLOCK_SIZES if compute.is_cpu else (*BLOCK_SIZES, *LARGE_BLOCKS)
+    fitting = sizes[: sum(1 for _ in takewhile(lambda size: fits_memory(model, batch_size, size, compute), sizes))]
+    times: dict[int, list[float]] = {size: [] for size in fitting}
+    for _ in range(repeats):
+        for size in fitting:
+            times[size].append(1000 * gradient_seconds(model, batch_size, size, compute) / size)
     medians = {size: statistics.median(milliseconds) for size, milliseconds in times.items()}
     return BlockTiming(tier.name, medians, choose_block_size(times))
 
@@ -193,14 +197,28 @@ def choose_block_size(times: Mapping[int, Sequence[float]]) -> int:
     return min(size for size in times if medians[size] <= medians[fastest] + noise[fastest] + noise[size])
 
 
-def _gradient_seconds(model: Model, batch_size: int, devices: int) -> float:
+def fits_memory(model: Model, batch_size: int, devices: int, compute: Compute) -> bool:
+    """Whether the gradient of a block fits into memory; this also fills caches."""
+    try:
+        gradient_seconds(model, batch_size, devices, compute)
+    except torch.OutOfMemoryError:
+        compute.release_memory()
+        return False
+    return True
+
+
+def gradient_seconds(model: Model, batch_size: int, devices: int, compute: Compute = ON_CPU) -> float:
     """Seconds for one gradient, which is most of a training step, on zeros."""
     weights = {name: weight.clone() for name, weight in join([{"w": model.initial_weights(0)}] * devices)["w"].items()}
     y = torch.zeros(devices, batch_size, dtype=torch.int64)
     batch = Batch(model.zero_inputs(devices, batch_size), y, StepSeeds((0,) * devices))
-    start = time.perf_counter()
-    gradient(dummy_loss(model), weights, batch)
-    return time.perf_counter() - start
+    with compute.active():
+        weights, batch = enter((weights, batch), compute.torch_device)
+        compute.synchronize()
+        start = time.perf_counter()
+        gradient(dummy_loss(model), weights, batch)
+        compute.synchronize()
+        return time.perf_counter() - start
 
 
 def set_devices_per_block(text: str, timings: list[BlockTiming]) -> str:

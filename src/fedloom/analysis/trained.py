@@ -199,4 +199,4 @@ def _layer_features(
         raise recipe_error(folder, "TIER_NAME", f"there is no tier {name!r}", suggest(name, tiers))
     x = experiment.dataset.preparation(experiment.dataset.test.x[:examples])
     weights = load_file(folder / "models" / f"{name}.safetensors")
-    return name, features(tiers[name], weights, x, with_logits=True)
+    return name, features(tiers[name], weights, x, with_logits=True, compute=experiment.simulator.compute)

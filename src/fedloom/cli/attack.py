@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..studies.attack_bench import AttackCell
 
 
-@verb("seeds", "test", "sets", "seed", "data_dir", "workers", "files", "format", "quiet")
+@verb("seeds", "test", "sets", "seed", "data_dir", "workers", "device", "files", "format", "quiet")
 def attack(
     options: Options,
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],

@@ -9,7 +9,7 @@ from .options import Options, verb
 from .output import Exit, OutputFormat, report_recipe_errors, write, write_json
 
 
-@verb("sets", "data_dir", "files", "format")
+@verb("sets", "data_dir", "device", "files", "format")
 def check(
     options: Options,
     recipes: Annotated[list[Path], typer.Argument(help="Recipes.")],

@@ -29,8 +29,8 @@ class TableFormat(StrEnum):
 
 
 @verb(
-    "seeds", "test", "metric", "equal", "sets", "seed", "out", "data_dir", "workers", "files", "track", "no_report",
-    "quiet",
+    "seeds", "test", "metric", "equal", "sets", "seed", "out", "data_dir", "workers", "device", "files", "track",
+    "no_report", "quiet",
 )  # fmt: skip
 def compare(
     options: Options,
@@ -73,7 +73,7 @@ def _command(options: Options, recipes: list[Path], methods: str | None, control
         "--metric": options.metric,
     }
     words += [word for option, value in values.items() if value is not None for word in (option, value)]
-    words += [word for change in options.sets for word in ("--set", change)]
+    words += [word for change in options.changes for word in ("--set", change)]
     return shlex.join([*words, *(word for file in options.files for word in ("--with", str(file)))])
 
 

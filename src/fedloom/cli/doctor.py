@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .options import Options, verb
-from .output import columns
+from .output import RUN_FAILED, Exit, columns
 
 Finding = tuple[str, str, str]
 """(name, "ok" or "warn", detail)"""
@@ -20,11 +20,14 @@ EXTRAS = {
 }  # fmt: skip
 
 
-@verb("sets", "data_dir", "files", "format")
+@verb("sets", "data_dir", "device", "files", "format")
 def doctor(
     options: Options, recipe: Annotated[Path | None, typer.Argument(help="A recipe to examine as well.")] = None
 ) -> None:
-    """Show what this machine has, which data sets it finds and, for a recipe, what to watch out for."""
+    """Show what this machine has and what to watch out for in a recipe; with --device alone, test that device."""
+    if options.device is not None and recipe is None:
+        _test_device(options, options.device)
+        return
     findings = _machine() + _data(options.data)
     if recipe is not None:
         findings += _recipe(options, recipe)
@@ -32,6 +35,27 @@ def doctor(
         [{"name": name, "state": state, "detail": detail} for name, state, detail in findings],
         columns(("what", "", ""), findings),
     )
+
+
+def _test_device(options: Options, name: str) -> None:
+    """Every method on a device against the CPU: a table to paste into a bug report."""
+    from ..placement import resolve_device
+    from ..recipe.errors import recipe_error
+    from ..runs.loop import single_thread
+    from ..testing.device_check import check_device
+
+    assert options.registries is not None  # a file of --with may register a device
+    try:
+        device = resolve_device(name)
+    except ValueError as error:
+        raise recipe_error("--device", "DEVICE_MISSING", str(error), "fedloom doctor shows what there is") from None
+    with single_thread():
+        report = check_device(device)
+    records = report.records()
+    table = columns(list(records[0]), [[str(cell) for cell in record.values()] for record in records])
+    options.show(report.to_dict(), f"{report.title}\n{table}")
+    if not report.passed:
+        raise Exit(RUN_FAILED)
 
 
 def _machine() -> list[Finding]:

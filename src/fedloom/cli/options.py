@@ -54,6 +54,10 @@ class Options:
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes; default: one per core. Results do not change.")
     ] = None
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="The torch device to compute on: cpu, cuda, cuda:1, mps, xpu or auto."),
+    ] = None
     files: Annotated[
         list[Path],
         typer.Option("--with", metavar="FILE.py", help="A file that adds names: methods, models, metrics."),
@@ -90,13 +94,18 @@ class Options:
     def processes(self) -> int:
         return self.workers or os.cpu_count() or 1
 
+    @property
+    def changes(self) -> list[str]:
+        """What --set and --device change in the recipe."""
+        return [*self.sets, *([] if self.device is None else [f"engine.device={json.dumps(self.device)}"])]
+
     def load(self, recipe: Path, *changes: str) -> "LoadedRecipe":
         """The recipe with --set, then `changes`, then --seed applied."""
         from ..recipe.load import load
 
         seed = [] if self.seed is None else [f"seed={self.seed}"]
         metric = [] if self.metric is None else [f"compare.metric={json.dumps(self.metric)}"]
-        return load(recipe, self.registries, [*self.sets, *changes, *seed, *metric])
+        return load(recipe, self.registries, [*self.changes, *changes, *seed, *metric])
 
     def trackers(self) -> "list[TrackerChoice]":
         """The chosen trackers. Raises if a name is unknown or a library is missing, before anything runs."""
@@ -110,7 +119,7 @@ class Options:
     def arguments(self, *names: str) -> dict[str, Any]:
         """These options as keyword arguments of the Python function of the same verb."""
         values: dict[str, Any] = {
-            "sets": self.sets, "seed": self.seed, "seeds": self.seeds, "test": self.test, "metric": self.metric,
+            "sets": self.changes, "seed": self.seed, "seeds": self.seeds, "test": self.test, "metric": self.metric,
             "equal": self.equal.value, "out": self.out, "data_dir": self.data, "workers": self.processes,
         }  # fmt: skip
         return {"registries": self.registries, **{name: values[name] for name in names}}

@@ -24,6 +24,7 @@ HEADERS = {
     "bytes_down": "bytes down",
     "bytes_up": "bytes up",
     "training_memory": "bytes to train",
+    "block_memory": "bytes of a block",
     "bytes_down_compressed": "down compressed",
     "bytes_up_compressed": "up compressed",
     "device_seconds": "s per round",
@@ -31,7 +32,7 @@ HEADERS = {
 }
 
 
-@verb("sets", "seed", "data_dir", "workers", "files", "format")
+@verb("sets", "seed", "data_dir", "workers", "device", "files", "format")
 def plan(
     options: Options,
     recipe: Annotated[Path, typer.Argument(help="A recipe.")],

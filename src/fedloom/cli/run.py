@@ -21,7 +21,7 @@ NEXT = """next: fedloom list methods
       fedloom compare my.toml --seeds 3"""
 
 
-@verb("sets", "seed", "out", "data_dir", "workers", "files", "track", "format", "no_report", "quiet")
+@verb("sets", "seed", "out", "data_dir", "workers", "device", "files", "track", "format", "no_report", "quiet")
 def run(
     options: Options,
     recipe: Annotated[Path | None, typer.Argument(help="A recipe; default: the demonstration.")] = None,
@@ -47,7 +47,7 @@ def run(
         if compared.failed:
             raise Exit(RUN_FAILED)
         return
-    changes = [*options.sets, *([] if engine is None else [f"engine.kind={engine}"])]
+    changes = [*options.changes, *([] if engine is None else [f"engine.kind={engine}"])]
     finished = run(recipe, force=force, track=trackers, **{**shared, "sets": changes})
     _show(options, finished, final_table(finished), write_final_report(finished.folder, options.no_report))
 

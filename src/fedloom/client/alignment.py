@@ -184,6 +184,6 @@ def _rbf(features: Tensor, bandwidth: float) -> Tensor:
     n = features.shape[-2]
     if n == 1:  # it has no distance to another one
         return torch.ones_like(distances)
-    pairs = distances.detach()[(..., *torch.triu_indices(n, n, 1))].sqrt()
+    pairs = distances.detach()[(..., *torch.triu_indices(n, n, 1, device=distances.device))].sqrt()
     width = bandwidth * pairs.median(-1).values[..., None, None]
     return torch.exp(-distances / (2 * width.square() + TINY))

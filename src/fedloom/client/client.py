@@ -29,6 +29,9 @@ class Batch:
     positions : the index of each example in its device's own list, [K, batch].
     number : the number of the step, from 0.
     active : [K], 1 for devices that take the step, else 0; None: all take it.
+    loss_scale : what `gradient` multiplies each device's loss by, and divides its gradient by, [K]: in float16 small
+        gradients would be rounded to zero; None: nothing.
+    lengths : how many examples of each device are not padding, which comes last; (): none is.
     """
 
     x: Tensor
@@ -38,6 +41,8 @@ class Batch:
     positions: Tensor | None = None
     number: int = 0
     active: Tensor | None = None
+    loss_scale: Tensor | None = None
+    lengths: tuple[int, ...] = ()
 
     @property
     def example_positions(self) -> Tensor:
@@ -58,7 +63,7 @@ class Batch:
         count : how many rows.
         of : the number of rows to choose from.
         """
-        return (self.number * count + torch.arange(count)) % of
+        return (self.number * count + torch.arange(count, device=self.x.device)) % of
 
 
 AuxiliaryLoss = Callable[[Tensors, Batch], Tensor]
@@ -72,11 +77,17 @@ class PaddedIndices:
     Parameters
     ----------
     rows : row numbers, [K, longest].
-    real : booleans, [K, longest]: False for padding.
+    real : booleans, [K, longest]: False for padding, which comes last.
+    lengths : how many rows of each device are not padding, known without reading a tensor.
     """
 
     rows: Tensor
     real: Tensor
+    lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            object.__setattr__(self, "lengths", tuple(self.real.sum(1).tolist()))
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,7 @@ class Client:
     @property
     def num_examples(self) -> int:
         """Training examples per device; the minimum if the block's devices differ."""
-        return 0 if self.train_indices is None else int(self.train_indices.real.sum(1).min())
+        return 0 if self.train_indices is None else min(self.train_indices.lengths)
 
     def train_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
         """The training examples in order, without augmentation, and which of them are not padding, [K, batch].
@@ -164,7 +175,8 @@ class Client:
     def _batches(self, store: Examples, indices: PaddedIndices, size: int) -> Iterator[tuple[Batch, Tensor]]:
         for start in range(0, indices.rows.shape[1], size):
             rows, real = indices.rows[:, start : start + size], indices.real[:, start : start + size]
-            yield Batch(self.preparation(store.x[rows]), store.y[rows]), real
+            lengths = tuple(min(max(length - start, 0), rows.shape[1]) for length in indices.lengths)
+            yield Batch(self.preparation(store.x[rows]), store.y[rows], lengths=lengths), real
 
 
 @dataclass(frozen=True)
@@ -200,8 +212,9 @@ def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | No
     The sums, by name of the statistic, and the number of batches of each device, [K].
     """
     devices = len(client.seen_labels)
-    total = {name: torch.zeros(devices, *shape) for name, shape in client.model.statistics().items()}
-    batches = torch.zeros(devices, dtype=torch.int32)
+    place = client.seen_labels.device
+    total = {name: torch.zeros(devices, *shape, device=place) for name, shape in client.model.statistics().items()}
+    batches = torch.zeros(devices, dtype=torch.int32, device=place)
     for step in client.plan:
         if max_batches is not None and step.number >= max_batches:
             continue
@@ -236,7 +249,7 @@ def with_batchnorm_statistics(client: Client, weights: Tensors) -> dict[str, Ten
 
 
 def evaluate_without_padding(
-    model: Model, weights: Tensors, x: Tensor, real: Tensor, read: Callable[[Outputs], Tensor] = lambda o: o.logits
+    model: Model, weights: Tensors, batch: Batch, read: Callable[[Outputs], Tensor] = lambda outputs: outputs.logits
 ) -> Tensor:
     """What a model computes in evaluation mode for batches of which some examples are padding.
 
@@ -247,21 +260,21 @@ def evaluate_without_padding(
     ----------
     model : the model.
     weights : the weights of each device, [K, ...].
-    x : the inputs, [K, batch, ...].
-    real : which of them are not padding, [K, batch], as `Client.train_batches` says.
+    batch : a batch of `Client.train_batches` or `Client.test_batches`.
     read : what of the outputs is returned, [K, batch, ...]; by default the logits.
     """
-    if bool(real.all()) or not model.is_batch_dependent():
+    x = batch.x
+    if not batch.lengths or min(batch.lengths) == x.shape[1] or not model.is_batch_dependent():
         return read(model(weights, x))
     by_device: dict[int, Tensor] = {}
-    for k in range(len(real)):
-        if bool(real[k].any()):
+    for k, length in enumerate(batch.lengths):
+        if length:
             own = {name: weight[k : k + 1] for name, weight in weights.items()}
-            by_device[k] = read(model(own, x[k : k + 1, real[k]]))[0]
+            by_device[k] = read(model(own, x[k : k + 1, :length]))[0]
     first = next(iter(by_device.values()))  # there is one: the longest list reaches into every batch
-    found = first.new_zeros(*real.shape, *first.shape[1:])
+    found = first.new_zeros(*x.shape[:2], *first.shape[1:])
     for k, values in by_device.items():
-        found[k, real[k]] = values
+        found[k, : len(values)] = values
     return found
 
 

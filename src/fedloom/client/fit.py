@@ -1,11 +1,12 @@
 """Local training: the one training loop that every method uses."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..tensors import Tensors, combine
+from ..tensors import Tensors, combine, per_device
 from .client import Batch, Client
 from .plan import group_steps
 
@@ -49,12 +50,37 @@ def fit(
     trained = combine(torch.clone, weights)
     trainable = trained if only is None else {name: trained[name] for name in only}
     states = [client.optimizer.start(trainable) for _ in objectives]
+    scale = _first_scale(client, trained)
     for steps in group_steps(client.plan, batches_per_step):
         batches = [client.batch(step) for step in steps]
+        if scale is not None:
+            batches = [replace(batch, loss_scale=scale) for batch in batches]
         for objective, state in zip(objectives, states, strict=True):
             grads = gradient(_with_auxiliary_loss(objective, client), trainable, *batches, all_weights=trained)
-            client.optimizer.step({name: trainable[name] for name in grads}, grads, state, steps[0].active)
+            active = steps[0].active
+            if scale is not None:
+                active, scale = _skip_overflow(grads, active, scale)
+            client.optimizer.step({name: trainable[name] for name in grads}, grads, state, active)
     return trained
+
+
+FIRST_SCALE, LARGEST_SCALE, GROWTH = 2.0**12, 2.0**16, 2.0 ** (1 / 200)
+"""In float16: the first factor on losses, the largest, and its growth by step. It is halved after an overflow."""
+
+
+def _first_scale(client: Client, weights: Tensors) -> Tensor | None:
+    """[K]; None unless models compute in float16."""
+    if client.model.precision != "float16":
+        return None
+    first = next(iter(weights.values()))
+    return first.new_full((len(first),), FIRST_SCALE)
+
+
+def _skip_overflow(grads: Tensors, active: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Devices whose gradient is not finite skip the step and halve their scale. Nothing waits for an accelerator."""
+    each = [torch.isfinite(grad).reshape(len(grad), -1).all(1) for grad in grads.values()]
+    finite = torch.stack(each).all(0)
+    return active * finite, torch.where(finite, (scale * GROWTH).clamp_max(LARGEST_SCALE), scale / 2)
 
 
 def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weights: Tensors | None = None) -> Tensors:
@@ -79,7 +105,11 @@ def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weight
         devices = batches[0].y.shape[:1]
         if loss.shape != devices:
             raise ValueError(f"a loss must be one number per device, {tuple(devices)}; got {tuple(loss.shape)}")
-        grads = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)
+        scale = batches[0].loss_scale
+        total = loss.sum() if scale is None else (loss * scale).sum()
+        grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    if scale is not None:
+        grads = tuple(grad / per_device(scale, grad) for grad in grads)
     return dict(zip(leaves, grads, strict=True))
 
 

@@ -205,7 +205,7 @@ def dummy_loss(model: Model) -> Callable[[Tensors, Batch], Tensor]:
 
     def loss(weights: Tensors, batch: Batch) -> Tensor:
         exits = list(model(weights, batch.x, batch.step_seeds).exits.values())
-        labeled = replace(batch, y=torch.zeros(exits[-1].shape[:-1], dtype=torch.int64))
+        labeled = replace(batch, y=torch.zeros(exits[-1].shape[:-1], dtype=torch.int64, device=batch.x.device))
         return torch.stack([supervised_loss(logits, labeled) for logits in exits]).sum(0)
 
     return loss
@@ -230,11 +230,15 @@ def supervised_loss(logits: Tensor, batch: Batch) -> Tensor:
         outputs = logits.flatten(0, 1)
         return loss(outputs, batch.y.reshape(outputs.shape).to(outputs.dtype)).reshape(len(logits), -1).mean(1)
     ignored = batch.y == IGNORED if batch.y.dim() > 2 else None
-    if ignored is None or not bool(ignored.any()):
+    if ignored is None or (ignored.is_cpu and not bool(ignored.any())):
         losses = loss(logits.flatten(0, -2), batch.y.flatten())
         return losses.view_as(batch.y).flatten(1).mean(1)
     counted = ~ignored
-    losses = logits.new_zeros(batch.y.shape).masked_scatter(counted, loss(logits[counted], batch.y[counted]))
+    if ignored.is_cpu:
+        losses = logits.new_zeros(batch.y.shape).masked_scatter(counted, loss(logits[counted], batch.y[counted]))
+    else:  # the same numbers; how many count would have to be read back
+        every = loss(logits.flatten(0, -2), batch.y.masked_fill(ignored, 0).flatten()).view_as(batch.y)
+        losses = torch.where(counted, every, 0)
     totals, counts = losses.flatten(1), counted.flatten(1).sum(1)
     # a device's loss must not depend on the others of its block: the same mean as above where nothing is ignored
     return torch.where(ignored.flatten(1).any(1), totals.sum(1) / counts.clamp_min(1), totals.mean(1))

@@ -154,7 +154,7 @@ OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizers", {"sgd": 
 
 
 def _mask_inactive(gradients: list[Tensor], active: Tensor) -> list[Tensor]:
-    if bool(active.all()):
+    if active.is_cpu and bool(active.all()):  # elsewhere the CPU would have to wait for the answer
         return gradients
     return [torch.where(per_device(active, g) > 0, g, 0) for g in gradients]  # where, since 0 * nan is nan
 

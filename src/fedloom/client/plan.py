@@ -49,6 +49,7 @@ class Step:
     number : the number of the step, from 0, the same for every active device. Where batch sizes differ, several steps
         of a plan have one number.
     epoch : the epoch of each device, [K].
+    is_active, epochs : the same as `active` and `epoch`, known without reading tensors, which may be on an accelerator.
     """
 
     rows: Tensor
@@ -58,6 +59,14 @@ class Step:
     positions: Tensor | None = None
     number: int = 0
     epoch: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    is_active: tuple[bool, ...] = ()
+    epochs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.is_active:
+            object.__setattr__(self, "is_active", tuple((self.active > 0).tolist()))
+        if not self.epochs:
+            object.__setattr__(self, "epochs", tuple(self.epoch.expand(len(self.is_active)).tolist()))
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,8 @@ def _merge_step(
     """The step of the devices whose batch with this number has this size."""
     visits = [torch.arange(start, start + size) % len(plan.rows) for plan, start in zip(plans, starts, strict=True)]
     pairs = list(zip(plans, visits, strict=True))
-    active = [own == size for own in sizes]
+    active = tuple(own == size for own in sizes)
+    epochs = tuple(number // plan.steps_per_epoch for plan in plans)
     return Step(
         rows=torch.stack([plan.rows[indices] for plan, indices in pairs]),
         positions=torch.stack([plan.positions[indices] for plan, indices in pairs]),
@@ -169,7 +179,9 @@ def _merge_step(
             _running(active),
         ),
         number=number,
-        epoch=torch.tensor([number // plan.steps_per_epoch for plan in plans]),
+        epoch=torch.tensor(epochs),
+        is_active=active,
+        epochs=epochs,
     )
 
 
@@ -187,8 +199,8 @@ def group_steps(plan: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
         yield from ((step,) for step in plan)
         return
     groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], dict[int, list[Step]]] = {}
-    for device in range(len(plan[0].active) if plan else 0):
-        places = [place for place, step in enumerate(plan) if bool(step.active[device])]
+    for device in range(len(plan[0].is_active) if plan else 0):
+        places = [place for place, step in enumerate(plan) if step.is_active[device]]
         for start in range(0, len(places), size):
             own = [plan[place] for place in places[start : start + size]]
             numbers = [step.number for step in own] + [own[0].number + place for place in range(len(own), size)]
@@ -207,8 +219,8 @@ def _positions(step: Step) -> Tensor:
 def _select_steps(own: Mapping[int, Step]) -> Step:
     """The step in which each of these devices is given its own, and all others are inactive."""
     step = max(own.values(), key=lambda one: one.number)  # not one that is repeated for a device
-    active = [device in own for device in range(len(step.active))]
-    if all(one is step for one in own.values()) and active == step.active.bool().tolist():
+    active = tuple(device in own for device in range(len(step.is_active)))
+    if all(one is step for one in own.values()) and active == step.is_active:
         return step
     sources = [own.get(device, step) for device in range(len(active))]
 
@@ -219,7 +231,8 @@ def _select_steps(own: Mapping[int, Step]) -> Step:
     return replace(
         step,
         rows=choose(lambda one: one.rows),
-        active=torch.tensor(active).to(step.active),
+        active=torch.stack([one.active[k] if k in own else one.active.new_zeros(()) for k, one in enumerate(sources)]),
+        is_active=active,
         augmentation={name: choose(lambda one: one.augmentation[name]) for name in step.augmentation},  # noqa: B023
         step_seeds=replace(step.step_seeds, per_device=seeds, running=_running(active)),
         positions=None if step.positions is None else choose(_positions),

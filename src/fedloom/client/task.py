@@ -116,6 +116,7 @@ class Task:
     schedule : batch size and epochs; None: the recipe's.
     ref : how another process looks the task up; (): by its name, in the method.
     batch_key : tasks with equal keys may share a block, across experiments too; None: with no other.
+    host_bundles : bundles of the inbox whose values the task reads, such as sizes: they stay on the CPU.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Task:
     schedule: Schedule | None = None
     ref: tuple[str, ...] = ()
     batch_key: Hashable = None
+    host_bundles: tuple[str, ...] = ()
 
     def without_upload(self, *ref: str) -> "Task":
         """The same training on the same batches, but nothing is uploaded.
@@ -151,9 +153,11 @@ class OnDevice:
         stream: str,
         batch_across_runs: bool,
         takes_method: bool,
+        host_bundles: tuple[str, ...] = (),
     ):
         self.function, self.sends, self.stream = function, sends, stream
         self.batch_across_runs, self.takes_method = batch_across_runs, takes_method
+        self.host_bundles = host_bundles
         self.name = function.__name__
         self.__doc__ = function.__doc__
 
@@ -172,9 +176,12 @@ class OnDevice:
             bundle: getattr(instance, spec) if isinstance(spec, str) else spec for bundle, spec in self.sends.items()
         }
         if not self.takes_method:
-            return Task(self.name, function, sends, self.stream, batch_key=function)
+            return Task(self.name, function, sends, self.stream, batch_key=function, host_bundles=self.host_bundles)
         batch_key = (function, instance) if self.batch_across_runs and _is_hashable(instance) else None
-        return Task(self.name, function.__get__(instance), sends, self.stream, batch_key=batch_key)
+        bound = function.__get__(instance)
+        return Task(
+            self.name, bound, sends, self.stream, batch_key=batch_key, host_bundles=self.host_bundles
+        )  # fmt: skip
 
 
 def tasks_of(method: object) -> list[Task]:
@@ -198,7 +205,7 @@ def _is_hashable(instance: object) -> bool:
 
 
 def on_device(
-    sends: UploadSpecs, stream: str = TRAIN, batch_across_runs: bool = True
+    sends: UploadSpecs, stream: str = TRAIN, batch_across_runs: bool = True, host_bundles: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Any, Client, Parcel], ClientResult]], OnDevice]:
     """Turn a method's function `(self, client, inbox) -> ClientResult` into a task.
 
@@ -211,6 +218,8 @@ def on_device(
     batch_across_runs : whether devices of several experiments may share a block. Not if the task draws once for a whole
         block, or feeds the model anything but its batches, since it is unknown whether results are then bit-identical
         in every block.
+    host_bundles : bundles of the inbox whose values the task reads, such as sizes. They stay on the CPU when all else
+        is on an accelerator, where reading a value would wait for everything before it.
 
     Examples
     --------
@@ -218,7 +227,7 @@ def on_device(
     ... def train(self, client: Client, inbox: Parcel) -> ClientResult:
     ...     return ClientResult(upload={"weights": fit(client, inbox["weights"], label_loss(client))})
     """
-    return lambda function: OnDevice(function, sends, stream, batch_across_runs, takes_method=True)
+    return lambda function: OnDevice(function, sends, stream, batch_across_runs, True, host_bundles)
 
 
 def on_any_device(sends: UploadSpecs) -> Callable[[Callable[[Client, Parcel], ClientResult]], OnDevice]:

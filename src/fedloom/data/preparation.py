@@ -7,6 +7,7 @@ engine. The named preparations are those of the reproduced papers.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -195,17 +196,23 @@ class Preparation:
     def _normalize(self, images: Tensor) -> Tensor:
         if not self.mean:
             return images
-        per_channel = (-1, *[1] * (self.axes - 1))
-        mean, std = (images.new_tensor(numbers).view(per_channel) for numbers in (self.mean, self.std))
+        mean, std = (_per_channel(numbers, self.axes, images.dtype, images.device) for numbers in (self.mean, self.std))
         return (images - mean) / std
 
     def _crop_and_flip(self, images: Tensor, augmentation: Mapping[str, Tensor]) -> Tensor:
         if "crop" not in augmentation and "flip" not in augmentation:
             return images
         count, padding = len(images), self.crop_padding if "crop" in augmentation else 0
-        crop = augmentation.get("crop", torch.zeros(count, 2, dtype=torch.int64))
-        flip = augmentation.get("flip", torch.zeros(count, 1, dtype=torch.bool))
+        crop = augmentation.get("crop", torch.zeros(count, 2, dtype=torch.int64, device=images.device))
+        flip = augmentation.get("flip", torch.zeros(count, 1, dtype=torch.bool, device=images.device))
         return crop_and_flip(images, crop.to(images.device), flip.to(images.device), padding)
+
+
+@lru_cache(maxsize=256)
+def _per_channel(numbers: tuple[float, ...], axes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One number per channel; cached, so that an accelerator receives them once."""
+    with torch.inference_mode(False):  # they may be used in training later
+        return torch.tensor(numbers, dtype=dtype, device=device).view(-1, *[1] * (axes - 1))
 
 
 _KINDS = {1: "rows", 2: "time series", 3: "images"}

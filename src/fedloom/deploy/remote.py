@@ -21,6 +21,7 @@ from ..recipe.load import LoadedRecipe
 from ..recipe.registries import KINDS, Registries
 from ..registry import settable_parameters
 from ..runs.experiment import Experiment
+from ..settings import NonNegative
 from .runtime import NodeConfig, build_runtime, describe_device, load_extensions
 
 if TYPE_CHECKING:
@@ -48,10 +49,23 @@ def attach_engine(experiment: Experiment, registries: Registries, data: Path, fo
     return engine if isinstance(engine, Experiment) else replace(experiment, engine=engine)
 
 
-def flower_simulation(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
-    """Devices simulated by Flower on Ray, for fleets that are larger than one machine."""
+def flower_simulation(
+    experiment: Experiment, registries: Registries, data: Path, folder: Path, num_gpus: NonNegative | None = None
+) -> Experiment:
+    """Devices simulated by Flower on Ray, for fleets that are larger than one machine.
+
+    Parameters
+    ----------
+    experiment : the experiment.
+    registries : the names that its recipe uses.
+    data : the folder of the data sets.
+    folder : that of the run.
+    num_gpus : the share of a GPU that each process of Ray gets; None: a whole one if `engine.device` is CUDA's.
+    """
     _require_flower(experiment)
-    return _attach_ray(experiment, registries, data, folder)
+    if num_gpus is None:
+        num_gpus = float(experiment.simulator.compute.torch_device.type == "cuda")
+    return _attach_ray(experiment, registries, data, folder, num_gpus)
 
 
 def flower_fleet(experiment: Experiment) -> Experiment:
@@ -129,7 +143,9 @@ def attach_flower(
     return replace(experiment, engine=engine, client_states=engine.client_states, faults=faults)
 
 
-def _attach_ray(experiment: Experiment, registries: Registries, data: Path, folder: Path) -> Experiment:
+def _attach_ray(
+    experiment: Experiment, registries: Registries, data: Path, folder: Path, num_gpus: float
+) -> Experiment:
     check_faults(experiment.loaded)
     _check_names(experiment, registries)
     from ..flower.apps import client_app
@@ -140,7 +156,8 @@ def _attach_ray(experiment: Experiment, registries: Registries, data: Path, fold
         "folder": str((folder / DEVICES).resolve()),
         "with": ",".join(str(file) for file in registries.files),
     }
-    grid = RayGrid(client_app(partial(_build_ray_runtime, settings), describe_device), experiment.fleet.size)
+    app = client_app(partial(_build_ray_runtime, settings), describe_device)
+    grid = RayGrid(app, experiment.fleet.size, num_gpus)
     return attach_flower(experiment, build_node_registry(grid, experiment.fleet), grid.close)
 
 

@@ -93,7 +93,7 @@ def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
         rows[number, : len(own)] = own
         rows[number, len(own) :] = own[0] if len(own) else 0
         real[number, : len(own)] = True
-    return PaddedIndices(rows, real)
+    return PaddedIndices(rows, real, tuple(map(len, held)))
 
 
 def devices_at_once(model: Model) -> int:
@@ -117,8 +117,13 @@ DevicesPerBlock = int | Mapping[str, int] | None
 
 
 def block_size(setting: DevicesPerBlock, device: Device) -> int:
-    chosen = setting.get(device.tier) if isinstance(setting, Mapping) else setting
-    return chosen or devices_at_once(device.model)
+    return block_size_of(setting, device.tier, device.model)
+
+
+def block_size_of(setting: DevicesPerBlock, tier: str, model: Model) -> int:
+    """How many devices of a tier run as one network."""
+    chosen = setting.get(tier) if isinstance(setting, Mapping) else setting
+    return chosen or devices_at_once(model)
 
 
 def build_client_data(dataset: Dataset, partition: Partition, fleet: Fleet) -> ClientData:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..placement import find_devices, hardware_name
+
 CPU = "CPU"
 
 
@@ -14,7 +16,7 @@ class ComputeHardware:
     Parameters
     ----------
     available : all that torch finds, the CPU first.
-    used : what fedloom trains and evaluates on.
+    used : what fedloom trains and evaluates on unless `engine.device` or `--device` names another.
     """
 
     available: tuple[str, ...]
@@ -22,18 +24,16 @@ class ComputeHardware:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What torch finds and fedloom does not use."""
+        """What torch finds besides it."""
         return tuple(name for name in self.available if name != self.used)
 
     def __str__(self) -> str:
         if not self.unused:
             return f"{self.used}; torch finds nothing else"
-        return f"{self.used}; torch also finds {', '.join(self.unused)}, which fedloom does not use"
+        return f"{self.used}; with --device also {', '.join(self.unused)}"
 
 
 def find_hardware() -> ComputeHardware:
-    """What torch finds on this machine, and what is used: the CPU, whatever else there is."""
-    found = [f"CUDA ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        found.append("MPS")
+    """What torch finds on this machine, and what is used without a device in the recipe: the CPU."""
+    found = [f"{name} ({hardware_name(torch.device(name))})" for name in find_devices()]
     return ComputeHardware((CPU, *found), CPU)

@@ -7,7 +7,7 @@ several experiments share one where that changes no bit. An `Executor` runs the 
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -37,9 +37,10 @@ from ..client import (
 )
 from ..fleet import Channel, Device, Engine, Fleet, Reply, Request
 from ..models import Model, StepSeeds
+from ..placement import Compute, enter, leave, resident
 from ..registry import Registry
 from ..seeds import PLAN, generator, number
-from ..tensors import Parcel, join, layout, split
+from ..tensors import Parcel, combine, join, layout, split
 from .client_data import ClientData, DevicesPerBlock, block_size, pad_indices
 from .client_state import ClientStateStore
 from .gate import Gate
@@ -64,6 +65,9 @@ class InProcess:
     devices_per_block : how many devices run as one network: in every tier, by tier, or by a rule (None).
     gate : the gate that replies pass.
     executor : runs blocks of devices, here or in other processes.
+    compute : the torch device that blocks run on, and how they are computed there.
+    block_limits : how many devices at a time fit into memory, by tier and task, as far as this process found out.
+    noted_limits : the same of all worker processes; each is logged once and recorded with the run.
     """
 
     client_data: ClientData
@@ -76,6 +80,9 @@ class InProcess:
     devices_per_block: DevicesPerBlock = None
     gate: Gate = field(default_factory=Gate)
     executor: "Executor" = field(default_factory=lambda: InlineExecutor())
+    compute: Compute = field(default_factory=Compute)
+    block_limits: dict[tuple[str, str], int] = field(default_factory=dict)
+    noted_limits: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def ask(self, request: Request) -> Iterator[Reply]:
         """Run the request and return the replies that pass the gate.
@@ -119,9 +126,22 @@ class InProcess:
 
     def _replies(self, job: "Job") -> Iterator[Reply]:
         for block, result in self.executor.run(job):
+            if result.largest_part:
+                self._note_limit(block, result.largest_part)
             for index, device in block.devices_of(job):
                 state = None if result.state is None else split(result.state, index)
                 yield Reply(device, self.client_data.count(device), split(result.upload, index), state)
+
+    def _note_limit(self, block: "Block", devices: int) -> None:
+        """A block did not fit into memory and ran in parts of so many devices: say so, once."""
+        key, tier = (block.members[0].device.tier, block.task.name), block.members[0].device.tier
+        if key in self.noted_limits:
+            return
+        self.noted_limits[key] = devices
+        logger.warning(
+            "%s of tier %s: %d devices did not fit into the memory of %s at once; they run %d at a time",
+            block.task.name, tier, len(block.members), self.compute.device, devices,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +163,8 @@ class Job:
         """Jobs of equal key can share blocks."""
         task, engine = self.task, self.engine
         key = task.batch_key or id(self)
-        return key, task.schedule, joining_key(self.optimizer), engine.loss, id(engine.client_data.dataset)
+        numbers = joining_key(self.optimizer)
+        return key, task.schedule, numbers, engine.loss, id(engine.client_data.dataset), engine.compute
 
 
 @dataclass(frozen=True)
@@ -193,7 +214,7 @@ class Executor(Protocol):
     def register(self, simulation: "WorkerContext") -> None:
         """Make an experiment known whose jobs will be run."""
 
-    def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]: ...
+    def run(self, job: Job) -> "Iterable[tuple[Block, BlockResult]]": ...
 
     def clock(self) -> float:
         """Seconds that the calling experiment has taken since some moment, without those of others beside it."""
@@ -224,7 +245,7 @@ class InlineExecutor:
     def register(self, simulation: WorkerContext) -> None:
         pass
 
-    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+    def run(self, job: Job) -> "Iterator[tuple[Block, BlockResult]]":
         for block in make_blocks([job]):
             yield block, run_block(block)
 
@@ -321,36 +342,121 @@ def _padded_size(member: BlockMember, devices: int) -> int:
     return max(2, devices)
 
 
-def run_block(block: Block) -> ClientResult:
-    """Run the task of a block. The result depends on nothing but the block and the recipe."""
+@dataclass(frozen=True)
+class BlockResult(ClientResult):
+    """What a block returns.
+
+    Parameters
+    ----------
+    largest_part : how many devices ran at once, if memory was too small for all of them; 0: it was not.
+    """
+
+    largest_part: int = 0
+
+
+def run_block(block: Block) -> BlockResult:
+    """Run the task of a block. The result depends on nothing but the block and the recipe.
+
+    A block that does not fit into the memory of an accelerator runs in two halves. Devices do not depend on each other,
+    so the result is the same but for rounding, and the same bit for bit where `is_block_invariant` is True.
+    """
+    engine, key = block.members[0].job.engine, (block.members[0].device.tier, block.task.name)
+    if len(block.members) <= engine.block_limits.get(key, len(block.members)):
+        try:
+            result = _try_block(block)
+        except UnequalNumbersError:  # the task takes the learning rate of all for one number
+            return _run_parts(block, _group_by_optimizer(block), smallest=2)
+        if result is not None:
+            return BlockResult(result.upload, result.state)
+        engine.compute.release_memory()
+        engine.block_limits[key] = (len(block.members) + 1) // 2
+    middle, smallest = (block.devices + 1) // 2, 2 if len(block.members) > 2 else 1
+    halves = _run_parts(block, [range(middle), range(middle, block.devices)], smallest)
+    return replace(halves, largest_part=halves.largest_part or max(smallest, block.devices - middle))
+
+
+def _try_block(block: Block) -> ClientResult | None:
+    """Run a block; None if it does not fit into memory and could be halved.
+
+    This is the one place where a block enters a torch device and leaves it: plan, inbox and state in one copy, uploads
+    and new states in another. The data set is moved once per process.
+    """
+    compute = block.members[0].job.engine.compute
+    client, inbox = _make_client(block), block.inbox
+    if not compute.is_plain:
+        client = _with_precision(client, compute)
+    if compute.is_cpu:
+        return run_task(block.task, client, inbox)
     try:
-        return _run_members(block)
-    except UnequalNumbersError:
-        return _run_apart(block)
+        with compute.active():
+            client, inbox = _enter_device(client, inbox, block.task.host_bundles, compute.torch_device)
+            return leave(run_task(block.task, client, inbox))
+    except torch.OutOfMemoryError:
+        if block.devices == 1:
+            raise
+        return None
 
 
-def _run_apart(block: Block) -> ClientResult:
-    """Run devices of equal optimizers together, if the task takes the learning rate of all for one number."""
+def _group_by_optimizer(block: Block) -> list[list[int]]:
     by_optimizer: defaultdict[Optimizer, list[int]] = defaultdict(list)
-    for index, member in enumerate(block.members):
-        by_optimizer[member.job.optimizer].append(index)
-    found: dict[int, tuple[Parcel, Parcel | None]] = {}
-    for indices in by_optimizer.values():
-        filled = indices if len(indices) > 1 else indices * 2
-        inbox, state = (join([split(parcel, index) for index in filled]) for parcel in (block.inbox, block.state))
-        part = _run_members(Block([block.members[index] for index in filled], len(indices), inbox, state))
-        for place, index in enumerate(indices):
-            found[index] = split(part.upload, place), None if part.state is None else split(part.state, place)
-    uploads, states = zip(*(found[index] for index in range(len(block.members))), strict=True)
-    return ClientResult(join(uploads), None if states[0] is None else join(states))
+    for index in range(block.devices):
+        by_optimizer[block.members[index].job.optimizer].append(index)
+    return list(by_optimizer.values())
 
 
-def _run_members(block: Block) -> ClientResult:
+def _run_parts(block: Block, parts: Sequence[Sequence[int]], smallest: int) -> BlockResult:
+    """Run some of a block's devices after the others.
+
+    A part of fewer than `smallest` is filled with its last device: a block of one selects other kernels.
+    """
+    results = []
+    for part in parts:
+        rows = [*part, *[part[-1]] * (smallest - len(part))]
+        members = [block.members[row] for row in rows]
+        results.append(run_block(Block(members, len(part), _rows(block.inbox, rows), _rows(block.state, rows))))
+    order = [row for part in parts for row in part]
+    back = sorted(range(len(order)), key=order.__getitem__)
+
+    def assemble(parcels: Sequence[Parcel]) -> Parcel:
+        own = [_rows(parcel, range(len(part))) for parcel, part in zip(parcels, parts, strict=True)]
+        return _rows(_concatenate(own), back)
+
+    states = [result.state for result in results if result.state is not None]
+    return BlockResult(
+        assemble([result.upload for result in results]),
+        assemble(states) if states else None,
+        min((result.largest_part for result in results if result.largest_part), default=0),
+    )
+
+
+def _rows(parcel: Parcel, rows: Sequence[int]) -> Parcel:
+    """Some devices of a block's parcel; what all devices share stays shared."""
+
+    def take(tensor: Tensor) -> Tensor:
+        is_shared = len(tensor) > 1 and tensor.stride(0) == 0
+        return tensor[:1].expand(len(rows), *tensor.shape[1:]) if is_shared else tensor[list(rows)]
+
+    return {bundle: combine(take, tensors) for bundle, tensors in parcel.items()}
+
+
+def _concatenate(parcels: Sequence[Parcel]) -> Parcel:
+    return {
+        bundle: combine(lambda *parts: torch.cat(parts), *(one[bundle] for one in parcels)) for bundle in parcels[0]
+    }
+
+
+def run_task(task: Task, client: Client, inbox: Parcel) -> ClientResult:
+    """Run a task where its tensors are; nothing in it may wait for their values."""
+    return task.run(client, inbox)
+
+
+def _make_client(block: Block) -> Client:
+    """The devices of a block as its task sees them, on the CPU."""
     job = block.members[0].job
     stores = [member.job.engine.client_data for member in block.members]
     devices = [member.device for member in block.members]
     data = job.engine.client_data.dataset
-    client = Client(
+    return Client(
         model=block.model,
         optimizer=join_optimizers([member.job.optimizer for member in block.members]),
         examples=data.train,
@@ -365,7 +471,28 @@ def _run_members(block: Block) -> ClientResult:
         task=data.task,
         tier_models=job.engine.client_data.sizes,
     )
-    return block.task.run(client, block.inbox)
+
+
+def _with_precision(client: Client, compute: Compute) -> Client:
+    """The same with models that compute in another precision, or compiled."""
+    tier_models = {
+        name: model.computed(compute.precision, compute.compile) for name, model in client.tier_models.items()
+    }
+    return replace(client, model=client.model.computed(compute.precision, compute.compile), tier_models=tier_models)
+
+
+def _enter_device(
+    client: Client, inbox: Parcel, host_bundles: Collection[str], device: torch.device
+) -> tuple[Client, Parcel]:
+    """The same on a device: the data set stays there, all else crosses in one copy."""
+    own = {name: getattr(client, name) for name in ("test_indices", "train_indices", "plan", "seen_labels", "state")}
+    at_host = {name: tensors for name, tensors in inbox.items() if name in host_bundles}
+    moved, bundles = enter((own, {name: one for name, one in inbox.items() if name not in at_host}), device)
+    examples, tests = (
+        replace(store, x=resident(store.x, device), y=resident(store.y, device))
+        for store in (client.examples, client.tests)
+    )
+    return replace(client, **moved, examples=examples, tests=tests), {**bundles, **at_host}
 
 
 def _is_invariant(members: Sequence[BlockMember]) -> bool:

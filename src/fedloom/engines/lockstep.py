@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from threading import Semaphore, Thread, get_ident
 from typing import Any, Generic, TypeVar
 
-from ..client import ClientResult
-from .in_process import Block, Job, WorkerContext, make_blocks
+from .in_process import Block, BlockResult, Job, WorkerContext, make_blocks
 from .worker_pool import WorkerPool
 
 StepT = TypeVar("StepT")
-Results = list[tuple[Block, ClientResult]]
+Results = list[tuple[Block, BlockResult]]
 
 
 class Cancelled(BaseException):
@@ -40,7 +39,7 @@ class Lockstep:
     def register(self, simulation: WorkerContext) -> None:
         self.pool.register(simulation)
 
-    def run(self, job: Job) -> Iterable[tuple[Block, ClientResult]]:
+    def run(self, job: Job) -> Iterable[tuple[Block, BlockResult]]:
         thread = self._threads.get(get_ident())
         return thread.wait_for(job) if thread else self.pool.run(job)
 

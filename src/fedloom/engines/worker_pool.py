@@ -8,9 +8,12 @@ import contextlib
 import ctypes
 import gc
 import json
+import logging
 import multiprocessing
+import os
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +23,13 @@ from typing import Any
 
 import torch
 
-from ..client import ClientResult
 from ..fleet import Request
 from ..models import compute_cost
 from ..tensors import Parcel, pack, unpack
-from .in_process import Block, BlockMember, Job, WorkerContext, make_blocks, run_block
+from .in_process import Block, BlockMember, BlockResult, Job, WorkerContext, make_blocks, run_block
 from .task_ref import device_from_json, device_to_json, task_from_json, task_to_json
+
+logger = logging.getLogger(__name__)
 
 TRIES = 3  # workers that may die over a block before it is run in this process
 
@@ -51,6 +55,7 @@ class WorkerPool:
     workers: int
     simulations: list[WorkerContext] = field(default_factory=list)
     pool: list[Worker] = field(default_factory=list)
+    _forks: bool | None = None
 
     def register(self, simulation: WorkerContext) -> None:
         """Make an experiment known; before its first job.
@@ -61,7 +66,15 @@ class WorkerPool:
         """
         self.simulations.append(simulation)
 
-    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+    @property
+    def processes(self) -> int:
+        """How many processes there are: on accelerators one for each of them, since they would only share it."""
+        computes = [simulation.engine.compute for simulation in self.simulations]
+        if all(compute.is_cpu for compute in computes):
+            return self.workers
+        return max(len(compute.devices) or 1 for compute in computes)
+
+    def run(self, job: Job) -> Iterator[tuple[Block, BlockResult]]:
         """Run the blocks of a job.
 
         Parameters
@@ -76,7 +89,7 @@ class WorkerPool:
 
     def run_blocks(
         self, blocks: list[Block], seconds: dict[Block, float] | None = None
-    ) -> Iterator[tuple[Block, ClientResult]]:
+    ) -> Iterator[tuple[Block, BlockResult]]:
         """Run blocks. Results come in any order; the caller sorts.
 
         Parameters
@@ -85,7 +98,9 @@ class WorkerPool:
         seconds : is filled with the time that each of them takes.
         """
         took = {} if seconds is None else seconds
-        if len(blocks) == 1 or self.workers == 1:
+        on_cpu = all(block.members[0].job.engine.compute.is_cpu for block in blocks)
+        # on an accelerator not even one block: a process that has used it cannot be forked any more
+        if (len(blocks) == 1 and on_cpu) or self.processes == 1 or not self._can_fork():
             for here in blocks:
                 started = time.perf_counter()
                 made = run_block(here)
@@ -98,8 +113,8 @@ class WorkerPool:
         for worker in [worker for worker in self.pool if worker.block]:  # left over from a request that was abandoned
             worker.process.kill()
             self._replace(worker)
-        while len(self.pool) < self.workers:
-            self.pool.append(self._spawn())
+        while len(self.pool) < self.processes:
+            self.pool.append(self._spawn(len(self.pool)))
         while waiting or any(worker.block for worker in self.pool):
             for worker in self.pool:
                 if worker.block is None and waiting:
@@ -110,8 +125,9 @@ class WorkerPool:
                 worker = busy[link]  # type: ignore[index]
                 block = worker.block
                 assert block is not None
+                result, reason = None, "it died"
                 try:
-                    result = _receive_result(worker.link)
+                    result, reason = _receive_result(worker.link)
                     worker.block = None
                 except (EOFError, OSError):  # the worker was killed
                     self._replace(worker)
@@ -119,7 +135,8 @@ class WorkerPool:
                     if deaths[id(block)] < TRIES:
                         waiting.insert(0, block)
                         continue
-                    result = None
+                if result is None and not on_cpu:  # this process must not use the accelerator
+                    raise RuntimeError(f"a worker failed: {reason}")
                 # without a result the block runs again here, so that a task's error has its own traceback
                 done = result or run_block(block)
                 took[block] = time.perf_counter() - sent[block]
@@ -143,19 +160,31 @@ class WorkerPool:
     def _replace(self, worker: Worker) -> None:
         worker.link.close()
         worker.process.join(timeout=1)
-        self.pool[self.pool.index(worker)] = self._spawn()
+        place = self.pool.index(worker)
+        self.pool[place] = self._spawn(place)
 
-    def _spawn(self) -> Worker:
+    def _can_fork(self) -> bool:
+        """Whether forked processes can train. Where torch finds an accelerator, they cannot after this one has."""
+        if self._forks is None:
+            self._forks = _trains_when_forked()
+            if not self._forks:
+                logger.warning(
+                    "torch finds an accelerator and has computed gradients, so worker processes cannot be forked: "
+                    "everything runs in one process, with the same result"
+                )
+        return self._forks
+
+    def _spawn(self, place: int) -> Worker:
         fork = multiprocessing.get_context("fork")
         ours, theirs = fork.Pipe()
         others = [worker.link for worker in self.pool]
-        process = fork.Process(target=self._serve, args=(theirs, [ours, *others]), daemon=True)
+        process = fork.Process(target=self._serve, args=(theirs, [ours, *others], place), daemon=True)
         with _no_garbage_collection():
             process.start()
         theirs.close()
         return Worker(process, ours)
 
-    def _serve(self, link: Connection, others: list[Connection]) -> None:
+    def _serve(self, link: Connection, others: list[Connection], place: int) -> None:
         """The worker's loop, until its pipe closes."""
         gc.freeze()  # garbage inherited from the parent may wait for threads that do not exist here
         gc.enable()
@@ -165,14 +194,17 @@ class WorkerPool:
             other.close()  # or a pipe would stay open after its owner has gone
         torch.set_num_threads(1)
         keep_freed_memory()
+        for simulation in self.simulations:
+            simulation.engine.compute = simulation.engine.compute.for_worker(place)
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = link.recv_bytes(), link.recv_bytes(), link.recv_bytes()
                 try:
-                    result: ClientResult | None = run_block(self._read_block(*message))
+                    result = run_block(self._read_block(*message))
                 except Exception:
-                    result = None
-                _send_result(link, result)
+                    link.send_bytes(json.dumps({"failed": traceback.format_exc()}).encode())
+                else:
+                    _send_result(link, result)
 
     def _describe(self, block: Block) -> dict[str, Any]:
         engines = [simulation.engine for simulation in self.simulations]
@@ -216,20 +248,39 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _send_result(link: Connection, result: ClientResult | None) -> None:
-    parcels: Mapping[str, Parcel | None] = {"upload": result.upload, "state": result.state} if result else {}
-    link.send_bytes(json.dumps({key: None if p is None else list(p) for key, p in parcels.items()}).encode())
+def _trains_when_forked() -> bool:
+    """Try it: compute a gradient in a forked process."""
+    process = multiprocessing.get_context("fork").Process(target=_train_once, daemon=True)
+    process.start()
+    process.join()
+    return process.exitcode == 0
+
+
+def _train_once() -> None:
+    number = torch.zeros((), requires_grad=True)
+    try:
+        torch.autograd.grad(number * 2, number)
+    except RuntimeError:
+        os._exit(1)
+
+
+def _send_result(link: Connection, result: BlockResult) -> None:
+    parcels: Mapping[str, Parcel | None] = {"upload": result.upload, "state": result.state}
+    bundles = {key: None if p is None else list(p) for key, p in parcels.items()}
+    link.send_bytes(json.dumps({"bundles": bundles, "largest_part": result.largest_part}).encode())
     for parcel in parcels.values():
         if parcel is not None:
             link.send_bytes(pack(parcel))
 
 
-def _receive_result(link: Connection) -> ClientResult | None:
+def _receive_result(link: Connection) -> tuple[BlockResult | None, str]:
+    """The result of a worker, or None and why there is none."""
     header = json.loads(link.recv_bytes())
-    if not header:
-        return None
-    parcels = {key: None if names is None else unpack(link.recv_bytes(), names) for key, names in header.items()}
-    return ClientResult(parcels["upload"] or {}, parcels["state"])
+    if "failed" in header:
+        return None, header["failed"]
+    bundles = header["bundles"].items()
+    parcels = {key: None if names is None else unpack(link.recv_bytes(), names) for key, names in bundles}
+    return BlockResult(parcels["upload"] or {}, parcels["state"], header["largest_part"]), ""
 
 
 def keep_freed_memory() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..client import alignment_loss
 from ..models import Model
+from ..placement import ON_CPU, Compute, enter, leave
 from ..tensors import Tensors
 
 
@@ -18,15 +19,27 @@ def linear_cka(left: Tensor, right: Tensor) -> float:
     return 1 - float(alignment_loss({"features": scaled[1]}, "linear")(scaled[0]))
 
 
-@torch.inference_mode()
 def features(
-    model: Model, weights: Tensors, x: Tensor, batch_size: int = 500, with_logits: bool = False
+    model: Model,
+    weights: Tensors,
+    x: Tensor,
+    batch_size: int = 500,
+    with_logits: bool = False,
+    compute: Compute = ON_CPU,
 ) -> dict[str, Tensor]:
     """The features at every tap of a net, averaged over the spatial axes: name -> [n, channels].
 
-    With `with_logits` also the logits of every exit: nets without early exits have a single tap.
+    With `with_logits` also the logits of every exit: nets without early exits have a single tap. The result is on the
+    CPU, wherever it is computed.
     """
     block = {name: tensor.unsqueeze(0) for name, tensor in weights.items()}
+    with compute.active():
+        block, x = enter((block, x), compute.torch_device)
+        return leave(_features(model, block, x, batch_size, with_logits))
+
+
+@torch.inference_mode()
+def _features(model: Model, block: Tensors, x: Tensor, batch_size: int, with_logits: bool) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
     for batch in x.split(batch_size):
         output = model(block, batch.unsqueeze(0))

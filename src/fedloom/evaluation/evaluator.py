@@ -171,7 +171,8 @@ class Evaluator:
         inboxes = {
             fleet.evaluation_device(tier): {
                 "weights": weights,
-                "order": {"rows": rows[shuffled] if tier in dependent else rows, "lengths": lengths},
+                "order": {"rows": rows[shuffled] if tier in dependent else rows},
+                "batches": {"lengths": lengths},
             }
             for tier, weights in models.items()
             if tier not in hosts

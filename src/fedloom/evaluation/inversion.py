@@ -13,6 +13,7 @@ from torch import Tensor
 from ..client import Adam, Batch, Client, PaddedIndices, Step, fit
 from ..data import Examples, Preparation
 from ..models import Model, StepSeeds
+from ..placement import ON_CPU, Compute, enter, leave
 from ..tensors import Tensors
 
 LEARNING_RATES = (0.1, 0.01, 0.001)  # one after the other
@@ -25,10 +26,19 @@ class Inversion:
     steps: int
 
 
-def invert(extractor: Model, weights: Tensors, inputs: Tensor, span: Tensor, steps: int) -> Inversion:
+def invert(
+    extractor: Model, weights: Tensors, inputs: Tensor, span: Tensor, steps: int, compute: Compute = ON_CPU
+) -> Inversion:
     """Reconstruct prepared inputs from their features; `span` is the difference of white and black in them."""
     block = {name: weight.unsqueeze(0) for name, weight in weights.items()}
-    x = inputs.unsqueeze(0)
+    with compute.active():
+        block, x = enter((block, inputs.unsqueeze(0)), compute.torch_device)
+        guess = leave(_reconstruct(extractor, block, x, steps))
+    return Inversion(psnr(guess[0], inputs, span), len(inputs), steps)
+
+
+def _reconstruct(extractor: Model, block: Tensors, x: Tensor, steps: int) -> Tensor:
+    """The inputs that gradient descent finds."""
     with torch.no_grad():
         features = extractor(block, x).logits
 
@@ -37,8 +47,9 @@ def invert(extractor: Model, weights: Tensors, inputs: Tensor, span: Tensor, ste
 
     guess: Tensors = {"x": torch.zeros_like(x)}
     for rate in LEARNING_RATES:
-        guess = fit(_make_client(extractor, rate, steps // len(LEARNING_RATES)), guess, feature_distance)
-    return Inversion(psnr(guess["x"][0], inputs, span), len(inputs), steps)
+        client = _make_client(extractor, rate, steps // len(LEARNING_RATES), x.device)
+        guess = fit(client, guess, feature_distance)
+    return guess["x"]
 
 
 def psnr(guess: Tensor, original: Tensor, span: Tensor) -> float:
@@ -61,11 +72,12 @@ def describe_psnr(decibels: float) -> str:
     return "outlines can be recognized" if decibels < 25 else "the originals can be recognized"
 
 
-def _make_client(model: Model, lr: float, steps: int) -> Client:
+def _make_client(model: Model, lr: float, steps: int, device: torch.device) -> Client:
     """A client with `steps` training steps and no data."""
     row = torch.zeros(1, 1, dtype=torch.int64)
     examples = Examples(model.zero_inputs(1), torch.zeros(1, dtype=torch.int64))
     plan = tuple(Step(row, torch.ones(1), {}, StepSeeds((0,))) for _ in range(steps))
     seen_labels = torch.ones(1, model.classes, dtype=torch.bool)
     no_tests = PaddedIndices(row, torch.zeros(1, 1, dtype=torch.bool))
+    examples, no_tests, plan, seen_labels = enter((examples, no_tests, plan, seen_labels), device)
     return Client(model, Adam(lr), examples, examples, no_tests, Preparation(), plan, seen_labels, {})

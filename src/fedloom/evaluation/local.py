@@ -30,6 +30,7 @@ from ..client import (
 from ..data import CLASSIFICATION, LearningTask
 from ..fleet import Ask, DeviceModel, Fleet, Reply, Tier
 from ..models import Model
+from ..placement import leave, resident
 from ..seeds import EVALUATE, FINE_TUNE
 from ..settings import Count, Positive
 from ..tensors import Parcel, Tensors
@@ -141,7 +142,7 @@ class LocalEvaluation:
         count = count_correct if self.task.has_class_labels else count_examples
         if not self._others:
             return count(predictions, devices)
-        batches = list(predictions)
+        batches = leave(list(predictions))  # metrics are any functions, and read values
         counts = count(iter(batches), devices)
         no_targets = torch.zeros(devices, 0, *self.target_shape, dtype=self.task.dtype)
         empty = torch.zeros(devices, 0, classes), no_targets
@@ -168,13 +169,14 @@ class LocalEvaluation:
 
     def _predict_global(self, client: Client, weights: Tensors) -> Predictions:
         devices, size = len(client.seen_labels), self.batch_size(client.model)
-        test_set = self.test_set or ()
+        place = client.seen_labels.device
+        test_set = tuple(resident(part, place) for part in self.test_set or ())
         if test_set and client.model.is_batch_dependent() and not self.perplexity_batch:
-            order = global_order(len(test_set[1]), self.seed)
+            order = global_order(len(test_set[1]), self.seed).to(place)
             test_set = test_set[0][order], test_set[1][order]
         for examples in zip(*(part.split(size) for part in test_set), strict=True):
             x, y = (part.expand(devices, *part.shape) for part in (client.preparation(examples[0]), examples[1]))
-            yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool)
+            yield Batch(x, y), client.model(weights, x).logits, torch.ones(x.shape[:2], dtype=torch.bool, device=place)
 
     def compute_metrics(self, replies: Sequence[Reply], bundle: str) -> dict[str, float]:
         """Metrics over these devices; every prediction counts equally."""
@@ -360,9 +362,11 @@ def _own_predictions(client: Client, weights: Tensors, size: int) -> Iterator[tu
         (sum_pixels(logits, batch.y) if sums_only else logits, batch.y, real)
         for batch, logits, real in predict_local(client, weights, size)
     ]
+    no_targets = torch.zeros(0, *client.tests.y.shape[1:], dtype=client.tests.y.dtype)
+    batches = leave(batches)  # metrics are any functions, and read values
     for k in range(len(client.seen_labels)):
         parts = [(kept[k, real[k]], y[k, real[k]]) for kept, y, real in batches]
-        empty = torch.zeros(0, prediction_width(client.model)), client.tests.y[:0]
+        empty = torch.zeros(0, prediction_width(client.model)), no_targets
         predictions, targets = zip(*(parts or [empty]), strict=True)
         yield torch.cat(predictions), torch.cat(targets)
 
@@ -397,13 +401,14 @@ def count_examples(predictions: Predictions, devices: int) -> dict[str, Tensor]:
     """The number of examples of each device, for tasks in which predictions are not simply correct or not."""
     total = torch.zeros(devices, dtype=torch.float64)
     for _, _, real in predictions:
-        total = total + real.sum(1)
+        total = total.to(real.device) + real.sum(1)
     return {"correct": torch.zeros_like(total), "total": total}
 
 
 def count_correct(predictions: Predictions, devices: int) -> dict[str, Tensor]:
     correct = total = torch.zeros(devices, dtype=torch.float64)
     for batch, logits, real in predictions:
+        correct, total = correct.to(real.device), total.to(real.device)
         correct, total = correct + (is_correct(logits, batch.y) & real).sum(1), total + real.sum(1)
     return {"correct": correct, "total": total}
 
@@ -411,7 +416,7 @@ def count_correct(predictions: Predictions, devices: int) -> dict[str, Tensor]:
 def predict_local(client: Client, weights: Tensors, size: int, unseen_logit: float | None = None) -> Predictions:
     """Predictions for the devices' own test examples."""
     for batch, real in client.test_batches(size):
-        logits = evaluate_without_padding(client.model, weights, batch.x, real)
+        logits = evaluate_without_padding(client.model, weights, batch)
         yield batch, mask_logits(logits, client.seen_labels, unseen_logit), real
 
 

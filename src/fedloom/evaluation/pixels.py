@@ -18,10 +18,11 @@ def sum_pixels(logits: Tensor, labels: Tensor) -> Tensor:
     """[..., height, width, classes], [..., height, width] -> [..., classes * classes + 1], in double precision."""
     classes, leading = logits.shape[-1], labels.shape[:-2]
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none", ignore_index=IGNORED)
-    examples = torch.arange(leading.numel()).repeat_interleave(labels.shape[-2] * labels.shape[-1])
     flat, counted = labels.flatten(), labels.flatten() != IGNORED
-    cells = (examples * classes + flat) * classes + logits.argmax(-1).flatten()
-    counts = torch.bincount(cells[counted], minlength=leading.numel() * classes**2).view(*leading, classes**2)
+    examples = torch.arange(leading.numel(), device=flat.device).repeat_interleave(labels.shape[-2] * labels.shape[-1])
+    cells = (examples * classes + flat.masked_fill(~counted, 0)) * classes + logits.argmax(-1).flatten()
+    counts = torch.zeros(leading.numel() * classes**2, dtype=torch.int64, device=flat.device)
+    counts = counts.index_add(0, cells, counted.long()).view(*leading, classes**2)
     return torch.cat([counts.double(), losses.view(*leading, -1).double().sum(-1, keepdim=True)], -1)
 
 
@@ -32,6 +33,7 @@ def sum_over_batches(
     sums = torch.zeros(devices, classes**2 + 1, dtype=torch.float64)
     examples = torch.zeros(devices, dtype=torch.float64)
     for batch, logits, real in predictions:
+        sums, examples = sums.to(real.device), examples.to(real.device)
         sums += torch.where(real.unsqueeze(-1), sum_pixels(logits, batch.y), 0.0).sum(1)
         examples += real.sum(1)
     return sums, examples

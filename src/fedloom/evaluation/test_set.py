@@ -90,11 +90,11 @@ class GlobalEvaluation:
             scores["loss"][0, batch], scores["right"][0, batch] = score_positions(logits, y)
         return ClientResult(upload={"scores": scores})
 
-    @on_device(sends={"exits": exits_layout}, stream=PREDICT, batch_across_runs=False)
+    @on_device(sends={"exits": exits_layout}, stream=PREDICT, batch_across_runs=False, host_bundles=("batches",))
     @torch.inference_mode()
     def predict(self, client: Client, inbox: Parcel) -> ClientResult:
         """Logits of every exit. The inbox also defines the batches, since some models depend on them."""
-        order, lengths = (inbox["order"][name][0] for name in ("rows", "lengths"))
+        order, lengths = inbox["order"]["rows"][0], inbox["batches"]["lengths"][0]
         weights, shape = inbox["weights"], (1, len(order), prediction_width(client.model))
         sums_only = client.model.predicts_pixels
         first = next(iter(weights.values()))

@@ -18,7 +18,7 @@ from .apps import ClientApp, Config, Grid, server_app
 
 SHUTDOWN_TIMEOUT = 60.0  # seconds
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
-RESOURCES: dict[str, int | float] = {"num_cpus": 1, "num_gpus": 0.0}
+RESOURCES: dict[str, int | float] = {"num_cpus": 1}
 
 
 @dataclass
@@ -27,6 +27,7 @@ class RayGrid:
 
     app: ClientApp
     devices: int
+    num_gpus: float = 0.0  # of each process that simulates devices
     _started: "Queue[Grid | BaseException]" = field(default_factory=Queue)
     _closed: Event = field(default_factory=Event)
     _thread: Thread | None = None
@@ -66,7 +67,10 @@ class RayGrid:
         logging.getLogger("flwr").setLevel(logging.ERROR)  # its progress is not the run's
         # without an address Ray joins the cluster last started on this machine, or waits for one that is gone
         address = {} if os.environ.get("RAY_ADDRESS") else {"address": "local"}
-        settings: dict[str, Any] = {"client_resources": RESOURCES, "init_args": {**QUIET, **address}}
+        settings: dict[str, Any] = {
+            "client_resources": {**RESOURCES, "num_gpus": self.num_gpus},
+            "init_args": {**QUIET, **address},
+        }
         try:
             run_simulation(server_app(hand_over), self.app, self.devices, backend_config=settings)
         except BaseException as error:

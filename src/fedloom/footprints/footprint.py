@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..models import Model, Shapes, structure
 from ..models.axes import AxisSlicer, Entries, axis_pairs, covered_entries
+from ..placement import resident
 from ..tensors import Tensors
 
 Axis = Entries
@@ -281,7 +282,7 @@ def take_block(tensor: Tensor, block: tuple[Axis, ...]) -> Tensor:
     tensor = slice_view(tensor, block)
     for axis, covered in enumerate(block):
         if isinstance(covered, Tensor):
-            tensor = tensor.index_select(axis - len(block), covered.to(tensor.device))
+            tensor = tensor.index_select(axis - len(block), resident(covered, tensor.device))
     return tensor
 
 

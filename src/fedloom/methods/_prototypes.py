@@ -72,9 +72,7 @@ def compute_prototypes(client: Client, weights: Tensors) -> tuple[Tensor, Tensor
     model, ready = client.model, with_batchnorm_statistics(client, weights)
     sums, counts = zip(
         *(
-            class_sums(
-                evaluate_without_padding(model, ready, batch.x, real, read_features), batch.y, real, model.classes
-            )
+            class_sums(evaluate_without_padding(model, ready, batch, read_features), batch.y, real, model.classes)
             for batch, real in client.train_batches(EXAMPLES_AT_ONCE)
         ),
         strict=True,
@@ -97,7 +95,7 @@ def prototype_distances(features: Tensor, batch: Batch, prototypes: Tensors) -> 
 
 def feature_errors(features: Tensor, batch: Batch, prototypes: Tensors) -> Tensor:
     """[K]: mean squared error of each example's features with the prototype of its class, as in published programs."""
-    row = torch.arange(len(features)).unsqueeze(1)
+    row = torch.arange(len(features), device=features.device).unsqueeze(1)
     errors = (features - prototypes["mean"][row, batch.y]).square().mean(-1)
     return (errors * (prototypes["count"][row, batch.y] > 0)).mean(-1)
 

@@ -5,6 +5,7 @@ import torch
 from ..client import Client, Optimizer, PaddedIndices, Schedule, draw_plan, merge_plans
 from ..data import Examples, Preparation
 from ..models import Model
+from ..placement import enter
 from ..seeds import SERVER_BATCHES, generator
 
 
@@ -14,8 +15,9 @@ def server_client(model: Model, optimizer: Optimizer, examples: Examples, schedu
     plan = draw_plan(rows, schedule, examples, Preparation(), generator(seed, SERVER_BATCHES))
     train_indices = PaddedIndices(rows.unsqueeze(0), torch.ones(1, len(rows), dtype=torch.bool))
     no_test = PaddedIndices(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool))
-    seen = torch.bincount(examples.y.flatten(), minlength=model.classes) > 0
+    steps, train_indices, no_test = enter((merge_plans([plan]), train_indices, no_test), examples.y.device)
+    seen = torch.zeros(1, model.classes, dtype=torch.bool, device=examples.y.device)
+    seen.index_fill_(1, examples.y.flatten(), True)
     return Client(
-        model, optimizer, examples, examples, no_test, Preparation(), merge_plans([plan]), seen.unsqueeze(0), {},
-        train_indices=train_indices,
+        model, optimizer, examples, examples, no_test, Preparation(), steps, seen, {}, train_indices=train_indices
     )  # fmt: skip

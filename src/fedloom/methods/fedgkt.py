@@ -106,7 +106,12 @@ class FedGKT(PersonalModels):
             "labels": Bounded((examples,), torch.int64, below=model.classes),
         }
 
-    @on_device(sends={"weights": like("weights"), "answers": "logits_layout"}, stream=TEACH, batch_across_runs=False)
+    @on_device(
+        sends={"weights": like("weights"), "answers": "logits_layout"},
+        stream=TEACH,
+        batch_across_runs=False,
+        host_bundles=("draw",),
+    )
     def teach(self, client: Client, inbox: Parcel) -> ClientResult:
         """The server's training, as a client whose examples are the devices' transfer batches."""
         optimizer, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)
@@ -186,7 +191,7 @@ def compute_logits(server: Client, weights: Tensors) -> dict[str, Tensor]:
 
 def _with_statistics(client: Client, weights: Tensors) -> dict[str, Tensor]:
     """Weights with batch norm statistics of one pass over the client's own examples."""
-    one_epoch = tuple(step for step in client.plan if bool((step.epoch == 0).any()))
+    one_epoch = tuple(step for step in client.plan if 0 in step.epochs)
     return with_batchnorm_statistics(replace(client, plan=one_epoch), weights)
 
 

@@ -151,7 +151,8 @@ def collect_pairs(client: Client, weights: Tensors, count: int) -> dict[str, Ten
     """Pairs of `count` random examples of each device, in evaluation mode and without augmentation."""
     if not count:
         devices, empty = len(client.seen_labels), pair_layout(client.model, 0)
-        return {name: torch.zeros(devices, *shape, dtype=dtype) for name, (shape, dtype) in empty.items()}
+        place = client.seen_labels.device
+        return {name: torch.zeros(devices, *shape, dtype=dtype, device=place) for name, (shape, dtype) in empty.items()}
     ready, pairs = with_batchnorm_statistics(client, weights), list[tuple[Tensor, Tensor]]()
     for rows in _sample_rows(client, count).split(EXAMPLES_AT_ONCE, 1):
         enter = run_part(client.model, "extractor", ready, client.preparation(client.examples.x[rows]))
@@ -164,9 +165,9 @@ def _sample_rows(client: Client, count: int) -> Tensor:
     """[K, count]: random rows out of all training examples of a device, also those that its plan does not visit."""
     indices = client.train_indices
     assert indices is not None
-    held = [rows[real] for rows, real in zip(indices.rows, indices.real, strict=True)]
     draws = (generator(seed, FEATURE_PAIRS) for seed in client.plan[0].step_seeds.per_device)
-    return torch.stack([rows[draw.permutation(len(rows))[:count]] for rows, draw in zip(held, draws, strict=True)])
+    chosen = [draw.permutation(length)[:count] for length, draw in zip(indices.lengths, draws, strict=True)]
+    return indices.rows.gather(1, torch.from_numpy(np.stack(chosen)).to(indices.rows.device))
 
 
 def pair_layout(model: Model, count: int) -> Layout:

@@ -68,8 +68,16 @@ class FedRep(PartialSharing):
 def take_epochs(plan: Sequence[Step], count: int) -> tuple[Step, ...]:
     """The first `count` epochs of a plan, which starts over if it has fewer."""
     taken: list[Step] = []
-    epochs = 1 + max(int(step.epoch[step.active > 0].max()) for step in plan if step.active.any())
+    epochs = 1 + max(
+        epoch for step in plan for epoch, is_active in zip(step.epochs, step.is_active, strict=True) if is_active
+    )
     for number in range(count):
-        steps = [replace(step, active=step.active * (step.epoch == number % epochs)) for step in plan]
-        taken += [step for step in steps if bool(step.active.any())]
+        steps = [_only_epoch(step, number % epochs) for step in plan]
+        taken += [step for step in steps if any(step.is_active)]
     return tuple(taken)
+
+
+def _only_epoch(step: Step, epoch: int) -> Step:
+    """The step, active only on devices that are in this epoch."""
+    is_active = tuple(on and own == epoch for on, own in zip(step.is_active, step.epochs, strict=True))
+    return replace(step, active=step.active * (step.epoch == epoch), is_active=is_active)

@@ -16,7 +16,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast
@@ -27,8 +27,17 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..placement import CPU, resident
 from .layers import StaticBatchNorm, fold, support_device_axis, unfold
-from .randomness import CannotDrawError, DeviceRandomness, DrawRecorder, class_name, drawing_with, find_drawing_layers
+from .randomness import (
+    CannotDrawError,
+    DeviceRandomness,
+    DrawRecorder,
+    class_name,
+    drawing_on_cpu,
+    drawing_with,
+    find_drawing_layers,
+)
 from .structure import Family, Outputs, Shapes, as_outputs, is_foldable, last_layer, layer_kinds, non_size_settings
 
 logger = logging.getLogger(__name__)
@@ -89,6 +98,12 @@ def block_forward(model: ModelSpec, devices: int, training: bool, tracking: bool
     # the dtype is part of the cache key: a functional module holds its module's constants, which have a precision
     build = _single_device_forward if devices == 1 else _multi_device_forward
     return build(model, training, tracking, torch.get_default_dtype())
+
+
+@lru_cache(maxsize=256)
+def compiled_forward(model: ModelSpec, devices: int, training: bool, tracking: bool = False) -> BlockForward:
+    """`block_forward`, compiled for this number of devices."""
+    return cast(BlockForward, torch.compile(block_forward(model, devices, training, tracking)))
 
 
 @lru_cache(maxsize=256)
@@ -281,7 +296,8 @@ def loop_over_devices(module: "FunctionalModule") -> BlockForward:
             for k in range(len(x)):
                 if seeds is not None:
                     torch.manual_seed(seeds[k])
-                outputs.append(module({name: weight[k] for name, weight in weights.items()}, x[k]))
+                with drawing_on_cpu(x) if seeds is not None else nullcontext():
+                    outputs.append(module({name: weight[k] for name, weight in weights.items()}, x[k]))
         return cast(BlockOutput, tree_map(lambda *tensors: torch.stack(tensors), *outputs))
 
     return run
@@ -296,7 +312,8 @@ def single_device(
         with torch.random.fork_rng(devices=[], enabled=seeds is not None):
             if seeds is not None:
                 torch.manual_seed(seeds[0])
-            outputs = module({name: weight[0] for name, weight in weights.items()}, fold(x))
+            with drawing_on_cpu(x) if seeds is not None else nullcontext():
+                outputs = module({name: weight[0] for name, weight in weights.items()}, fold(x))
         return cast(BlockOutput, tree_map(lambda tensor: tensor.unsqueeze(0), outputs))
 
     weights, x = trial_batch(shapes, inputs, dtype or torch.get_default_dtype())
@@ -525,6 +542,13 @@ class FunctionalModule:
             norm.tracking = tracking
         self._slots = _weight_slots(module)
         self._statistics = statistic_slots(module)
+        self._place = CPU
+        self._constants = [
+            (layer._buffers, key, buffer)
+            for layer in module.modules()
+            for key, buffer in layer._buffers.items()
+            if buffer is not None and not isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        ]
         self._last_input: Any = None
         last = last_layer(module)
         if last is not None:
@@ -540,9 +564,17 @@ class FunctionalModule:
         elif not self.module.training:
             for name, (holder, key) in self._statistics.items():
                 holder[key] = weights[name]
+        if x.device != self._place:
+            self._move_constants(x.device)
         self._last_input = None
         outputs = self._with_features(as_outputs(self.module(x)), len(x))
         return outputs, {name: holder[key] for name, (holder, key) in self._statistics.items()} if self.tracking else {}
+
+    def _move_constants(self, device: torch.device) -> None:
+        """Buffers to where the inputs are; each crosses once per process."""
+        for holder, key, buffer in self._constants:
+            holder[key] = resident(buffer, device)
+        self._place = device
 
     def _remember_input(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._last_input = inputs[0] if inputs else None

@@ -142,7 +142,8 @@ class StaticBatchNorm(nn.modules.batchnorm._BatchNorm):
         mean = variance = None
         if self.tracking:
             # with momentum 1 torch's kernel stores the batch's statistics: twice as fast as computing them separately
-            mean, variance = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+            dtype = torch.promote_types(x.dtype, torch.float32)  # in half precision too
+            mean, variance = x.new_zeros(x.shape[1], dtype=dtype), x.new_zeros(x.shape[1], dtype=dtype)
         # not F.batch_norm, which raises for a last batch of one example on a map of one pixel
         x = torch.batch_norm(x, weight, bias, mean, variance, True, 1.0, self.eps, torch.backends.cudnn.enabled)
         if mean is not None and variance is not None:

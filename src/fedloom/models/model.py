@@ -13,13 +13,16 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from ..placement import Precision, resident
 from ..registry import freeze
 from ..seeds import INITIAL_WEIGHTS, number
 from ..tensors import Tensors, fingerprint
@@ -27,10 +30,12 @@ from . import structure
 from .axes import Layout, Layouts, ModelShapes, axis_pairs, covered_entries
 from .batching import (
     TRIALS_PER_KIND,
+    BlockForward,
     ModelKind,
     all_shapes,
     batching_mode,
     block_forward,
+    compiled_forward,
     find_changed_buffer,
     find_draw_in_evaluation,
     is_stochastic,
@@ -98,6 +103,8 @@ class Model:
         None: any, as for a part of a net.
     class_axis : the axis of the module's output that holds the classes: the last, or 1 for pixels. Exits of a model
         have it last in any case.
+    precision : what it computes in. Its weights and outputs stay in torch's default dtype (torch's autocast).
+    compiled : whether it is compiled by `torch.compile`.
     """
 
     family: str
@@ -109,6 +116,8 @@ class Model:
     frozen_from: "Model | None" = None
     target_shape: tuple[int, ...] | None = None
     class_axis: int = -1
+    precision: Precision = "float32"
+    compiled: bool = False
 
     def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
         """Run K devices, with `step_seeds` in training mode.
@@ -130,9 +139,12 @@ class Model:
         elif some := step_seeds.sub_block():
             exits, taps = self(some.take_all(weights), some.take(x), step_seeds.select(some.members))
             return Outputs(some.place_all(exits), some.place_all(taps))
-        forward = block_forward(self, len(x), training=step_seeds is not None)
-        seeds = step_seeds.per_device if step_seeds and is_stochastic(self) else None
-        outputs = forward(self._with_frozen(weights, len(x)), x, seeds)[0]
+        plain = self.plain
+        seeds = step_seeds.per_device if step_seeds and is_stochastic(plain) else None
+        forward = self._forward(len(x), training=step_seeds is not None, draws=seeds is not None)
+        with self._autocast(x):
+            outputs = forward(self._with_frozen(weights, len(x)), x, seeds)[0]
+        outputs = self._in_full(outputs)
         return outputs if self.class_axis == -1 else classes_last(outputs, self.class_axis)
 
     def features(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Tensor:
@@ -149,8 +161,10 @@ class Model:
         """
         if step_seeds and (some := step_seeds.sub_block()):
             return some.place(self.features(some.take_all(weights), some.take(x)))
-        forward = block_forward(self, len(x), training=False, tracking=bool(self.statistics()))
-        outputs, _ = forward(self._with_frozen(weights, len(x)), x)
+        forward = self._forward(len(x), training=False, tracking=bool(self.statistics()))
+        with self._autocast(x):
+            outputs, _ = forward(self._with_frozen(weights, len(x)), x)
+        outputs = self._in_full(outputs)
         if "features" not in outputs.taps:
             raise ValueError(f"{self.family} has no features: the input of its last layer is no batch of numbers")
         return outputs.taps["features"].flatten(2)
@@ -168,8 +182,46 @@ class Model:
         """
         if step_seeds and (some := step_seeds.sub_block()):
             return some.place_all(self.batch_statistics(some.take_all(weights), some.take(x)))
-        forward = block_forward(self, len(x), training=False, tracking=True)
-        return forward(self._with_frozen(weights, len(x)), x)[1]
+        forward = self._forward(len(x), training=False, tracking=True)
+        with self._autocast(x):
+            statistics = forward(self._with_frozen(weights, len(x)), x)[1]
+        return self._in_full(statistics)
+
+    @property
+    def plain(self) -> "Model":
+        """The same model, not compiled and without autocast."""
+        return self if self._is_plain else replace(self, precision="float32", compiled=False)
+
+    def computed(self, precision: Precision, compiled: bool) -> "Model":
+        """The same model, computed otherwise.
+
+        Parameters
+        ----------
+        precision : what it computes in.
+        compiled : whether it is compiled.
+        """
+        return replace(self, precision=precision, compiled=compiled)
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.precision == "float32" and not self.compiled
+
+    def _forward(self, devices: int, training: bool, tracking: bool = False, draws: bool = False) -> BlockForward:
+        if not self.compiled or draws:  # numbers that are drawn for each device cannot be compiled
+            return block_forward(self.plain, devices, training, tracking)
+        return compiled_forward(self.plain, devices, training, tracking)
+
+    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(x.device.type, getattr(torch, self.precision))
+
+    def _in_full(self, tensors: InspectedT) -> InspectedT:
+        """Outputs in torch's default dtype, so that losses and sums are not rounded."""
+        if self.precision == "float32":
+            return tensors
+        dtype = torch.get_default_dtype()
+        return cast(InspectedT, tree_map(lambda one: one.to(dtype) if one.is_floating_point() else one, tensors))
 
     @property
     def inputs(self) -> InputSpec:
@@ -408,9 +460,9 @@ class Model:
             return weights
         like = next(iter(weights.values()))
         frozen = {
-            name: weight.to(like.device, like.dtype if weight.is_floating_point() else None).expand(
-                devices, *weight.shape
-            )
+            name: resident(weight, like.device)
+            .to(like.dtype if weight.is_floating_point() else weight.dtype)
+            .expand(devices, *weight.shape)
             for name, weight in self.frozen_weights().items()
         }
         return {**weights, **frozen}
@@ -469,7 +521,8 @@ def chain_models(first: Model, second: Model) -> Model:
     second : the model that receives its output.
     """
     family, build = f"{first.family}+{second.family}", _ChainFamily(first, second)
-    return Model(family, build, (), first.input_shape, second.classes, first.tokens)
+    model = Model(family, build, (), first.input_shape, second.classes, first.tokens)
+    return model.computed(first.precision, first.compiled)
 
 
 @dataclass(frozen=True)
@@ -516,7 +569,10 @@ def _submodel(model: Model, name: str) -> Model:
     inputs = structure.infer_child_input(model.module(), name, model.inputs)
     family, build = f"{model.family}.{name}", _ChildFamily(model.build, name)
     source = model.frozen_from.submodel(name) if model.frozen_from else None
-    child = Model(family, build, model.settings, inputs.shape, 0, inputs.tokens, source)
+    child = Model(
+        family, build, model.settings, inputs.shape, 0, inputs.tokens, source,
+        precision=model.precision, compiled=model.compiled,
+    )  # fmt: skip
     return replace(child, classes=_inspect(child, structure.count_logits, inputs))
 
 

@@ -9,7 +9,7 @@ the block that a device is in.
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -108,7 +108,8 @@ class DeviceRandomness(DispatchMode):
     def draw(self, inputs: Any) -> Iterator[None]:
         """Draw for each device, in a layer with these inputs."""
         example = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
-        in_vmap = None if self.axis or example is None else InsideVmap(example, self.channels_last)
+        on_cpu = example is None or example.is_cpu
+        in_vmap = None if example is None or (self.axis and on_cpu) else InsideVmap(example, self.channels_last)
         before, self.is_drawing = self.is_drawing, True
         try:
             with nullcontext() if before else self, in_vmap or nullcontext():
@@ -146,6 +147,8 @@ class DeviceRandomness(DispatchMode):
             self.axis = before
 
     def _fill(self, func: Any, target: Tensor, fill: Any, arguments: tuple[Any, ...], options: Any) -> Tensor:
+        if not target.is_cpu:
+            return _draw_on_cpu(target, arguments, partial(self._fill, func, fill=fill, options=options))
         parts = self._per_device(func, target)
         # coins are tossed in the order of memory, dense or not; other draws differ for tensors that are not dense
         drawn = parts if fill is aten.bernoulli_.float else _as_alone(parts)
@@ -186,6 +189,47 @@ class DeviceRandomness(DispatchMode):
         self._permutations += 1
         permutation: Tensor = torch.randperm(*args, generator=generator, **kwargs)
         return permutation
+
+
+class CpuDraws(DispatchMode):
+    """While it lasts, tensors elsewhere are filled with the random numbers that they get on the CPU.
+
+    Every accelerator has a generator of its own, and results would depend on where they are computed.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not is_random(func):
+            return func(*args, **kwargs)
+        if func is aten.randperm.default:
+            return torch.randperm(*args, **{**kwargs, "device": "cpu"}).to(kwargs.get("device"))
+        if func not in IN_PLACE and func not in NEW_TENSOR:
+            return func(*args, **kwargs)
+        target, fill, arguments = (args[0], func, args[1:]) if func in IN_PLACE else NEW_TENSOR[func](*args, **kwargs)
+        options = kwargs if func in IN_PLACE else {}
+        return _draw_on_cpu(target, tuple(arguments), lambda own, arguments: fill(own, *arguments, **options))
+
+
+@contextmanager
+def drawing_on_cpu(example: Tensor) -> Iterator[None]:
+    """For a module that runs one device, seeded with torch's own generator: it draws on the CPU, wherever it runs.
+
+    Parameters
+    ----------
+    example : its input.
+    """
+    if example.is_cpu:
+        yield
+    else:
+        with CpuDraws(), InsideVmap(example):  # type: ignore[no-untyped-call]
+            yield
+
+
+def _draw_on_cpu(target: Tensor, arguments: tuple[Any, ...], fill: Callable[..., Any]) -> Tensor:
+    """Fill a tensor that is elsewhere as one of the same layout on the CPU would be filled."""
+    own = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+    fill(own, arguments=tuple(one.cpu() if isinstance(one, Tensor) else one for one in arguments))
+    return target.copy_(own)
 
 
 class InsideVmap(TorchFunctionMode):

@@ -39,7 +39,8 @@ class SubBlock:
         ----------
         tensor : that of the whole block, [K, ...].
         """
-        return tensor.index_select(0, torch.tensor(self.members, device=tensor.device))
+        own = tensor.unbind()  # an index would have to be copied to where the tensor is
+        return torch.stack([own[device] for device in self.members])
 
     def place(self, tensor: Tensor) -> Tensor:
         """The tensor of the whole block, zero for devices that did not run.
@@ -48,9 +49,9 @@ class SubBlock:
         ----------
         tensor : that of the smaller block. Repetitions are left out, so that each device has one gradient.
         """
-        index = torch.tensor(self.devices, device=tensor.device)
-        zeros = tensor.new_zeros(self.block, *tensor.shape[1:])
-        return zeros.index_copy(0, index, tensor[: len(self.devices)])
+        ran = dict(zip(self.devices, tensor.unbind(), strict=False))
+        zero = torch.zeros_like(tensor[0])
+        return torch.stack([ran.get(device, zero) for device in range(self.block)])
 
     def take_all(self, tensors: Tensors) -> dict[str, Tensor]:
         """`take` for a bundle.

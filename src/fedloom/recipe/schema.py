@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ..fleet import Assignment, Sampling
 from ..footprints import LowCoverage
+from ..placement import Precision
 from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
 from .errors import FILE_NAME_RULE
 
@@ -198,6 +199,20 @@ class EngineConfig(OpenSection):
     devices_per_block: Count | dict[str, Count] | None = None
     """Devices of a tier that run as one network: a number, or one per tier, which `fedloom calibrate` measures; 1: one
     after the other; results differ by rounding; default: a fixed rule."""
+    device: str = "cpu"
+    """The torch device that devices are simulated on: `"cpu"`, `"cuda"`, `"cuda:1"`, `"mps"`, `"xpu"`, or `"auto"`: the
+    first that torch finds. Server state, aggregation and checkpoints stay on the CPU."""
+    devices: tuple[str, ...] = ()
+    """A torch device for each worker process, such as `["cuda:0", "cuda:1"]`; default: one process uses `device`."""
+    precision: Precision = "float32"
+    """What models compute in; weights and optimizers stay in float32. `"float16"` scales losses."""
+    compile: bool = False
+    """Whether models are compiled by `torch.compile`: the first round takes minutes longer, later ones less."""
+    tf32: bool = False
+    """Whether CUDA may round factors of float32 products to TF32."""
+    deterministic: bool = False
+    """Use only deterministic algorithms on an accelerator, so that a run repeats its bits on the same hardware; an
+    operation that has none raises. The CPU always repeats them."""
 
 
 class CheckpointConfig(Section):

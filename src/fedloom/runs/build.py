@@ -39,6 +39,7 @@ from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_
 from ..footprints import Aggregate, Footprint, RobustAggregator, ServerOptimizer, coverage_mean
 from ..methods import Method, fleet_problem, headline_test
 from ..models import MODELS, Family, Model, build_model
+from ..placement import Compute, resolve_device
 from ..recipe.errors import KeyPath, RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
@@ -309,6 +310,7 @@ def check(loaded: LoadedRecipe, registries: Registries, folder: Path, data_spec:
     fleet, method = build(loaded, registries, data_spec)
     check_candidates(loaded, fleet, method, warm_start(loaded, fleet))
     build_training(loaded, registries, data_spec.task)
+    build_compute(loaded)
     build_aggregate(loaded.recipe.aggregation, registries)
     build_server_optimizer(loaded.recipe.aggregation, registries)
     clock = build_clock(loaded, registries, method, fleet)
@@ -394,6 +396,29 @@ def build_training(loaded: LoadedRecipe, registries: Registries, task: LearningT
     }
 
 
+def build_compute(loaded: LoadedRecipe) -> Compute:
+    """Where and how the recipe's blocks are computed; raises if this machine has no such device."""
+    engine = loaded.recipe.engine
+    wanted: list[tuple[KeyPath, str]] = [(("engine", "device"), engine.device)]
+    wanted += [(("engine", "devices", number), name) for number, name in enumerate(engine.devices)]
+    found = []
+    for key, name in wanted:
+        try:
+            found.append(resolve_device(name))
+        except ValueError as error:
+            hint = 'fedloom doctor shows what there is; "auto" takes the first accelerator, or else the CPU'
+            raise loaded.error(RecipeIssue(key, "DEVICE_MISSING", str(error), hint, name)) from None
+    device, *devices = found
+    return Compute(
+        devices[0] if devices else device,
+        engine.precision,
+        engine.compile,
+        engine.tf32,
+        engine.deterministic,
+        tuple(devices),
+    )
+
+
 def build_simulator(
     loaded: LoadedRecipe,
     registries: Registries,
@@ -413,6 +438,7 @@ def build_simulator(
         devices_per_block=recipe.engine.devices_per_block,
         gate=Gate(report, recipe.admission.max_examples),
         executor=executor,
+        compute=build_compute(loaded),
     )
 
 

@@ -12,6 +12,7 @@ from ..engines.in_process import Job, make_blocks, run_block
 from ..evaluation.cka import cka_map, features
 from ..exporting import describe_model
 from ..fleet import Device, DeviceModel, ModelWeights, Request, ServerModel, Tier, make_ask
+from ..placement import leave
 from ..tensors import Parcel
 from .experiment import Experiment
 from .folder import RunWriter
@@ -60,7 +61,8 @@ def load_device_model(experiment: Experiment, device: Device, target: DeviceMode
     request = Request(task, {device: target.inbox(device)}, number)
     for block in make_blocks([Job(experiment.simulator, request)]):
         run_block(block)
-    return loaded[0]
+    model, weights = loaded[0]
+    return model.plain, leave(weights)
 
 
 def compute_tier_cka(experiment: Experiment, server: Parcel, number: int, folder: Path) -> list[dict[str, Any]]:
@@ -72,7 +74,8 @@ def compute_tier_cka(experiment: Experiment, server: Parcel, number: int, folder
         tier.name: _read_server_model(tier, folder) or _load_tier_model(tier, experiment, server, number)
         for tier in experiment.fleet.active_tiers
     }
-    maps = {name: features(*model, x) for name, model in models.items() if model}
+    compute = experiment.simulator.compute
+    maps = {name: features(*model, x, compute=compute) for name, model in models.items() if model}
     if not maps.get(largest):
         return []
     return [

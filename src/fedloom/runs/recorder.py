@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data import IGNORED
-from ..engines import Refusal
+from ..engines import InProcess, Refusal
 from ..evaluation import Row
 from ..evaluation.metrics import MetricInfo, unigram_perplexity
 from ..fleet.tiers import tier_regions
 from ..models import compute_cost
+from ..placement import hardware_name
 from ..recipe.load import dumps
 from ..tensors import Parcel, fingerprint
 from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
@@ -207,7 +208,8 @@ class Recorder:
         cka = compute_tier_cka(experiment, self.server, self.last, self.writer.folder)
         self.writer.write_document(CKA_FILE, cka)
         spent = {"seconds": self._seconds(), "checkpoint_seconds": round(self.policy.spent, 3)}
-        self.writer.update(status="finished", **spent, **compute_fingerprints(experiment, self.server))
+        hardware = {"compute": describe_compute(experiment.simulator, hardware=True)}
+        self.writer.update(status="finished", **spent, **hardware, **compute_fingerprints(experiment, self.server))
 
 
 def restore_experiment(experiment: Experiment, since: Checkpoint) -> None:
@@ -262,11 +264,27 @@ def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
         "data": experiment.dataset.fingerprint(),
         "partition": experiment.partition.fingerprint(),
         **hash_frozen_weights(experiment),
+        "compute": describe_compute(experiment.simulator),
         "test_examples": len(experiment.dataset.test),
         **({"data_deviation": experiment.dataset.deviation} if experiment.dataset.deviation else {}),
         **describe_metrics(experiment),
         **describe_names(experiment.loaded.recipe, experiment.registries),
         **_unigram_baseline(experiment),
+    }
+
+
+def describe_compute(engine: InProcess, hardware: bool = False) -> dict[str, Any]:
+    """Where and how blocks were computed, and which were too large for memory: tier and task -> devices at a time.
+
+    With `hardware` also what its maker calls it: to ask initializes the device, after which no worker can be forked.
+    """
+    compute = engine.compute
+    limits = {f"{tier} {task}": count for (tier, task), count in sorted(engine.noted_limits.items())}
+    return {
+        **asdict(compute),
+        "devices": list(compute.devices),
+        **({"hardware": hardware_name(compute.torch_device)} if hardware else {}),
+        **({"devices_at_a_time": limits} if limits else {}),
     }
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import Row
+from ..placement import Compute, hardware_name
 from ..recipe.errors import recipe_error
 from ..recipe.registries import Registries
 from ..results import Record, Result
+from ..tensors import relative_distance
 from ..wording import pluralize
 from .build import assemble
 from .checkpoint import FOLDER, Checkpoint, Checkpoints
@@ -155,16 +157,20 @@ class Verdict(Result):
     ----------
     since : the round whose checkpoint the replay started from; 0: the beginning.
     rounds : how many were replayed.
-    differences : what is not the same to the bit; empty: nothing.
+    differences : what is not the same to the bit, or within the tolerance; empty: nothing.
+    tolerance : how far the weights may be apart, relative to their norm, where bits cannot be expected: on an
+        accelerator without `engine.deterministic`, or on other hardware; 0: not at all.
     """
 
     since: int
     rounds: int
     differences: tuple[str, ...]
+    tolerance: float = 0.0
 
     @property
     def title(self) -> str:
-        same = "not the same" if self.differences else "the same to the bit"
+        alike = f"the same within {self.tolerance:g} of the norm" if self.tolerance else "the same to the bit"
+        same = "not the same" if self.differences else alike
         return f"{self.replayed}: {same}"
 
     @property
@@ -176,7 +182,8 @@ class Verdict(Result):
         return [{"difference": difference} for difference in self.differences]
 
     def content(self) -> dict[str, Any]:
-        return {"since": self.since, "rounds": self.rounds, "differences": list(self.differences)}
+        differences = list(self.differences)
+        return {"since": self.since, "rounds": self.rounds, "differences": differences, "tolerance": self.tolerance}
 
 
 def verify(folder: Path, registries: Registries, data: Path, back: int, workers: int) -> Verdict:
@@ -203,11 +210,26 @@ def verify(folder: Path, registries: Registries, data: Path, back: int, workers:
             server = result.server
             logger.info("round %d replayed", result.number)
         fingerprints = compute_fingerprints(experiment, server)
+    tolerance = _tolerance(experiment.simulator.compute, manifest.get("compute", {}))
+    if tolerance:
+        apart = relative_distance(server, store.read(last).server)
+        far = () if apart <= tolerance else (f"weights: {apart:.3g} of their norm apart",)
+        return Verdict(checkpoint.number, last - checkpoint.number, far, tolerance)
     wrong = [f"{name}: {manifest[name]} then, {now} now" for name, now in fingerprints.items() if manifest[name] != now]
     written = [row for row in read_rows(folder) if row.round > checkpoint.number]
     if [repr(row) for row in written] != [repr(row) for row in replayed]:
         wrong.append(f"{sum(a != b for a, b in zip(written, replayed, strict=False))} of {len(written)} rows")
     return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong))
+
+
+WITHOUT_BITS = 1e-2
+"""How far replayed weights may be from the run's, relative to their norm, where bits cannot be expected."""
+
+
+def _tolerance(compute: Compute, before: Mapping[str, Any]) -> float:
+    """0 where a replay must repeat the run's bits: on the CPU, and on the same accelerator if it is deterministic."""
+    same_hardware = before.get("hardware") in (None, hardware_name(compute.torch_device))
+    return 0.0 if compute.is_cpu or (compute.deterministic and same_hardware) else WITHOUT_BITS
 
 
 def require_finished(folder: Path) -> None:

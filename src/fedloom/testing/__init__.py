@@ -5,7 +5,9 @@ Each check is a function of its own, listed in `METHOD_CHECKS`, `MODEL_CHECKS`, 
 tests of the package call the same functions. `TinyWorld` and `ScriptedEngine` are for further tests.
 """
 
+from .accelerator import FakeAccelerator, accelerator
 from .datasets import check_dataset
+from .device_check import DeviceReport, check_device
 from .doubles import InterceptingEngine, ScriptedEngine, build_client, random_block, with_compression, with_transports
 from .engines import check_engine
 from .methods import check_method
@@ -25,7 +27,8 @@ from .world import TinyWorld, tiny_model
 
 __all__ = [
     "DATASET_CHECKS", "ENGINE_CHECKS", "METHOD_CHECKS", "MODEL_CHECKS", "CheckFailed", "CheckReport",
-    "InterceptingEngine", "ScriptedEngine", "TinyWorld", "build_client", "check_dataset", "check_engine",
-    "check_method", "check_model", "largest_difference", "random_block", "same_bits", "same_parcel", "tiny_model",
-    "with_compression", "with_transports",
+    "DeviceReport", "FakeAccelerator", "InterceptingEngine", "ScriptedEngine", "TinyWorld", "accelerator",
+    "build_client", "check_dataset", "check_device", "check_engine", "check_method", "check_model",
+    "largest_difference", "random_block", "same_bits", "same_parcel", "tiny_model", "with_compression",
+    "with_transports",
 ]  # fmt: skip

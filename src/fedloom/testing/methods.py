@@ -10,11 +10,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ..client import ClientResult, Task
+from ..client import Task
 from ..data import LearningTask
 from ..engines import BytesTransport, Compression, DryRun, InlineExecutor
 from ..engines.compression import HalfPrecision, TopK
-from ..engines.in_process import Block, Job, make_blocks, run_block
+from ..engines.in_process import Block, BlockResult, Job, make_blocks, run_block
 from ..engines.task_ref import task_from_json, task_to_json
 from ..evaluation import Row
 from ..fleet import DeviceModel, Engine, Reply, RoundContext, ServerModel, Traffic
@@ -287,7 +287,7 @@ class _WatchingExecutor(InlineExecutor):
 
     changed: list[str] = field(default_factory=list)
 
-    def run(self, job: Job) -> Iterator[tuple[Block, ClientResult]]:
+    def run(self, job: Job) -> Iterator[tuple[Block, BlockResult]]:
         for block in make_blocks([job]):
             watched = [
                 ("its inbox", block.inbox, copy_parcel(block.inbox)),

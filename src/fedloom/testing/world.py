@@ -20,6 +20,7 @@ from ..fleet import Engine, Fleet, RoundContext, draw_cohort, make_ask, make_tie
 from ..methods import Method, fleet_problem
 from ..models import MODELS, Family, Model, build_model
 from ..models.structure import as_outputs
+from ..settings import FrozenDict
 from ..tensors import Parcel
 
 TINY_SETTINGS: dict[str, dict[str, Any]] = {
@@ -47,6 +48,25 @@ SMALLER_SETTINGS: dict[str, dict[str, Any]] = {
     "unet": {"decoder": False},
 }
 """What is smaller in the lower tiers of a family, beside its width."""
+
+TINY_METHODS: dict[str, dict[str, Any]] = {
+    "fedgkt": {"server_epochs": 1, "server_batch": 8, "server_planes": (2,), "server_blocks": (1,)},
+    "fedhenn": {"strength": 0.5, "growth": "none", "probe_size": 6},
+    "depthfl": {"ramp_up": 2},
+    "fedin": {"pairs": 4, "batch": 6},
+    "fedtgp": {"server_epochs": 3},
+    "fiarse": {"sizes": FrozenDict(a=0.6, b=0.25)},
+    "mixed": {
+        "strength": 0.5,
+        "growth": "none",
+        "probe_size": 6,
+        "parts": (
+            {"tiers": ("a",), "method": "heterofl"},
+            {"tiers": ("b",), "method": "fedhenn", "align": True, "probe_size": 5, "strength": 0.2, "growth": "none"},
+        ),
+    },
+}
+"""Settings without which a built-in method would not be tiny, or would not show what it does."""
 
 SERIES_FAMILIES = ("convnet1d",)
 """Families for time series [channels, length]; others of numbers take images."""
