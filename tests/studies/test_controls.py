@@ -82,6 +82,14 @@ def test_build_arms_with_one_tier_has_only_standalone(document, tmp_path):
     assert list(build_arms(loaded, Registries(), fleet, list(CONTROLS))) == ["heterofl", "standalone"]
 
 
+def test_build_arms_with_equally_large_tiers_has_only_standalone(document, tmp_path):
+    tiers = [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.5}]
+    method = {"name": "fiarse", "sizes": {"a": 1.0, "b": 0.25}}
+    loaded = load(document(tiers=tiers, method=method), Registries())
+    fleet = assemble(loaded, Registries(), tmp_path).fleet
+    assert list(build_arms(loaded, Registries(), fleet, list(CONTROLS))) == ["fiarse", "standalone"]
+
+
 def test_build_arms_unknown_control_is_refused(prepared):
     loaded, fleet = prepared()
     with pytest.raises(RecipeError, match="CONTROL_NAME") as caught:

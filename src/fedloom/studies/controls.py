@@ -63,7 +63,10 @@ def build_arms(
     controls: Sequence[str] = (),
     beside: Mapping[str, LoadedRecipe] = NO_ARMS,
 ) -> dict[str, LoadedRecipe]:
-    """The recipe under its method's name, the arms it names, other recipes, and controls."""
+    """The recipe under its method's name, the arms it names, other recipes, and controls.
+
+    Controls that need a smallest and a largest model are left out where all tiers have equally large ones.
+    """
     arms = {loaded.recipe.method.name: loaded}
     for name, changes in loaded.recipe.compare.arms.items():
         with errors_at_arm(loaded, name):
@@ -79,7 +82,7 @@ def build_arms(
             raise loaded.error(
                 RecipeIssue((), "CONTROL_NAME", f"there is no control {name!r}", suggest(name, CONTROLS))
             )
-        if name not in arms and (name == "standalone" or len(fleet.tiers) > 1):
+        if name not in arms and (name == "standalone" or _has_sizes(fleet)):
             arms[name] = loaded.with_document(CONTROLS[name](loaded.recipe.document(), fleet))
     return arms
 
@@ -165,6 +168,11 @@ def _extremes(fleet: Fleet) -> tuple[str, str]:
     """The names of the tiers with the smallest and the largest model."""
     by_size = sorted(fleet.tiers, key=lambda tier: count_parameters(tier.model.shapes()))
     return by_size[0].name, by_size[-1].name
+
+
+def _has_sizes(fleet: Fleet) -> bool:
+    """Whether some tier's model is larger than another's: FIARSE's tiers, for example, all have the whole one."""
+    return len({count_parameters(tier.model.shapes()) for tier in fleet.tiers}) > 1
 
 
 def _one_tier(document: Document, name: str) -> Document:
