@@ -276,7 +276,8 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
                 layout(state),
                 _upload_shapes(job.task, device.model, inbox, engine.client_data.count(device)),
             )
-            key = batch_key if shareable else id(job), device.model, size, layouts, member.plan.shape
+            company = device.tier if device.is_server else size  # the server works for one tier at a time
+            key = batch_key if shareable else id(job), device.model, company, layouts, member.plan.shape
             alike[key].append((member, state))
     blocks = []
     for everything in alike.values():

@@ -122,10 +122,16 @@ def gather_prototypes(replies: Sequence[Reply]) -> dict[str, Tensor]:
     return {name: torch.stack([upload[name] for upload in uploads]) for name in uploads[0]}
 
 
-def prototype_examples(gathered: Tensors) -> Examples:
-    """Uploaded prototypes as examples for the server, with their classes; in a block of one, [1, replies, ...]."""
-    seen = gathered["seen"][0]
-    return Examples(gathered["mean"][0][seen], torch.arange(seen.shape[1]).expand_as(seen)[seen])
+def prototype_examples(replies: Sequence[Reply]) -> dict[str, Tensor]:
+    """The uploaded prototypes and their classes, as examples for the server's own training."""
+    gathered = gather_prototypes(replies)
+    seen = gathered["seen"]
+    return {"x": gathered["mean"][seen], "y": torch.arange(seen.shape[1]).expand_as(seen)[seen]}
+
+
+def read_examples(inbox: Parcel) -> Examples:
+    """The server's examples, from its inbox in a block of one."""
+    return Examples(inbox["examples"]["x"][0], inbox["examples"]["y"][0])
 
 
 def nearest_prototype(model: Model, weights: Tensors, prototypes: Tensors) -> Tensors:

@@ -58,7 +58,10 @@ class FD(PersonalModels):
 
     @on_device(sends={"outputs": "upload_layout"}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        target, row = inbox["target"], torch.arange(len(client.seen_labels)).unsqueeze(1)
+        target, row = (
+            inbox["target"],
+            torch.arange(len(client.seen_labels), device=client.seen_labels.device).unsqueeze(1),
+        )
         sums: list[tuple[Tensor, Tensor]] = []
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:

@@ -21,9 +21,9 @@ from ._prototypes import (
     compute_prototypes,
     features_problem,
     find_head,
-    gather_prototypes,
     linear_head_problem,
     prototype_examples,
+    read_examples,
     uncounted_layout,
 )
 from ._server_training import server_client
@@ -67,7 +67,7 @@ class FedGH(PersonalModels):
         if not replies:
             return server
         seed = torch.tensor(int(context.draw(SERVER_ORDER).integers(2**62)))
-        inbox = {**server, "prototypes": gather_prototypes(replies), "draw": {"seed": seed}}
+        inbox = {**server, "examples": prototype_examples(replies), "draw": {"seed": seed}}
         for result in context.compute(self.train_header, {replies[0].device: inbox}):
             return result.upload
         return server  # the server's own training was refused, because it diverged
@@ -82,11 +82,11 @@ class FedGH(PersonalModels):
     def upload_layout(self, model: Model, inbox: Parcel, examples: int) -> Layout:
         return uncounted_layout(model)
 
-    @on_device(sends={"header": like("header")}, stream=TEACH, batch_across_runs=False)
+    @on_device(sends={"header": like("header")}, stream=TEACH, batch_across_runs=False, host_bundles=("draw",))
     def train_header(self, client: Client, inbox: Parcel) -> ClientResult:
         """The server's training, as a client whose examples are the devices' class means."""
         schedule = Schedule(self.server_batch, self.server_epochs)
-        examples, seed = prototype_examples(inbox["prototypes"]), int(inbox["draw"]["seed"])
+        examples, seed = read_examples(inbox), int(inbox["draw"]["seed"])
         server = server_client(header_model(client.model), Sgd(self.server_rate), examples, schedule, seed)
         return ClientResult(upload={"header": fit(server, inbox["header"], label_loss(server))})
 

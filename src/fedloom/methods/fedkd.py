@@ -127,7 +127,8 @@ def initial_projection(client: Client, mentee: Model) -> Tensor:
     """[K, width, width]: a device's map from the mentee's features to the mentor's, at first the identity."""
     if "projection" in client.state:
         return client.state["projection"]["weight"]
-    identity = torch.eye(mentee.feature_width(), client.model.feature_width())
+    place = client.seen_labels.device
+    identity = torch.eye(mentee.feature_width(), client.model.feature_width(), device=place)
     return identity.expand(len(client.seen_labels), *identity.shape)
 
 

@@ -21,11 +21,11 @@ from ._prototypes import (
     PrototypeModels,
     compute_prototypes,
     feature_errors,
-    gather_prototypes,
     no_prototypes,
     prototype_distances,
     prototype_examples,
     prototype_layout,
+    read_examples,
     read_features,
     uncounted_layout,
 )
@@ -84,7 +84,7 @@ class FedTGP(PrototypeModels):
         if not replies:
             return server
         seed = torch.tensor(int(context.draw(SERVER_ORDER).integers(2**62)))
-        inbox = {"generator": server["generator"], "local": gather_prototypes(replies), "draw": {"seed": seed}}
+        inbox = {"generator": server["generator"], "examples": prototype_examples(replies), "draw": {"seed": seed}}
         for result in context.compute(self.train_prototypes, {replies[0].device: inbox}):
             return result.upload
         return server  # the server's own training was refused, because it diverged
@@ -111,13 +111,16 @@ class FedTGP(PrototypeModels):
         return uncounted_layout(model)
 
     @on_device(
-        sends={"generator": like("generator"), "prototypes": "server_layout"}, stream=TEACH, batch_across_runs=False
+        sends={"generator": like("generator"), "prototypes": "server_layout"},
+        stream=TEACH,
+        batch_across_runs=False,
+        host_bundles=("draw",),
     )
     def train_prototypes(self, client: Client, inbox: Parcel) -> ClientResult:
         """The server's training, as a client whose examples are the devices' prototypes."""
         schedule, seed = Schedule(self.server_batch, self.server_epochs), int(inbox["draw"]["seed"])
-        generator, classes = self.generator(client.model), torch.eye(client.model.classes).unsqueeze(0)
-        examples = prototype_examples(inbox["local"])
+        generator, examples = self.generator(client.model), read_examples(inbox)
+        classes = torch.eye(client.model.classes, device=examples.x.device).unsqueeze(0)
         server = server_client(generator, Sgd(self.server_rate), examples, schedule, seed)
         margin = largest_margin(examples.x, examples.y, client.model.classes).clamp_max(self.max_margin)
 
@@ -153,7 +156,8 @@ def prototype_generator(*, classes: int, width: int, hidden: int) -> nn.Module:
 def largest_margin(prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
     """The largest distance between the means of two classes' prototypes; 0 without two classes."""
     members = one_hot(labels, classes).to(prototypes)
-    present = members.sum(0) > 0
-    centers = (members.mT @ prototypes)[present] / members.sum(0)[present].unsqueeze(-1)
+    count = members.sum(0)
+    centers = (members.mT @ prototypes) / count.clamp_min(1).unsqueeze(-1)
     distances: Tensor = torch.linalg.vector_norm(centers.unsqueeze(0) - centers.unsqueeze(1), dim=-1)
-    return distances.max() if len(centers) else distances.sum()
+    present = count > 0
+    return torch.where(present.unsqueeze(0) & present.unsqueeze(1), distances, 0).max()
