@@ -66,10 +66,10 @@ def test_every_verb_has_a_function_of_its_name():
     assert set(VERBS) - set(fl.__all__) == set(NO_TWIN)
 
 
-OF_THE_TERMINAL = {"format", "no_report", "quiet", "files"}  # files: extensions and registries
+OF_THE_TERMINAL = {"format", "no_report", "quiet", "files", "open_page"}  # files: extensions and registries
 OTHERWISE = {
     "check": {"recipes"},  # one at a time
-    "report": {"watch", "every"},  # of a run that goes on, in a terminal
+    "report": {"watch", "every", "port", "parent"},  # of a run that goes on, in a terminal
     "reproduce": {"listing"},
     "run": {"engine"},  # sets=["engine.kind=…"]
     "finish": {"run"},  # folder

@@ -162,7 +162,10 @@ def test_compare_text_is_a_table_and_a_verdict(fedloom, write, monkeypatch):
     by_arm = {line.split()[0]: line for line in lines}
     assert "(" in by_arm["all-large"]
     assert "(" not in by_arm["heterofl"]
-    assert re.match(r"verdict\n  \S+ (beats|and) \S+ ", verdict)
+    finding, *gains = verdict.splitlines()[1:]
+    assert re.match(r"  heterofl (beats|loses|cannot be told apart|is within noise)", finding)
+    assert [line.split(":")[0].strip() for line in gains[:2]] == ["large", "small"]
+    assert all(re.search(r": [+-]?[\d.]+ points over \S+ \(± [\d.]+, 1 seed\): ", line) for line in gains[:2])
     assert where == "runs: out\n"
     assert {line.partition("  ")[0] for line in result.err.splitlines()} == set(ARMS)
 
