@@ -2,6 +2,7 @@
 // The page is complete without this script, which adds: values on hover and by arrow keys, arms, tiers and rounds that
 // can be chosen, sections that print open, and updates in place while a run goes on.
 (() => {
+  let loaded = document.getElementById("page").innerHTML;  // before anything is added to it
   const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
   const tip = document.createElement("div");
   tip.className = "tip";
@@ -18,7 +19,6 @@
   const hush = () => { tip.hidden = true; $(".crosshair").forEach((one) => one.remove()); };
 
   // --- values of curves: the nearest round of all curves that are shown
-  const NS = document.querySelector("svg")?.namespaceURI;
   const shown = (element) => !element.closest(".off");
   const inside = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
   const curves = (svg) => $("polyline[data-v]", svg).filter(shown).map((line) => ({
@@ -35,7 +35,7 @@
       return index < 0 ? [] : [{ text: `${one.label}  ${one.values[index]}`.trim(), y: one.points[index][1], x: one.x[index] }];
     }).sort((a, b) => a.y - b.y);
     $(".crosshair", svg).forEach((one) => one.remove());
-    const cross = document.createElementNS(NS, "path"), box = svg.viewBox.baseVal;
+    const cross = document.createElementNS(svg.namespaceURI, "path"), box = svg.viewBox.baseVal;
     cross.setAttribute("class", "crosshair");
     cross.setAttribute("d", `M${place} 8V${box.height - 40}`);
     svg.append(cross);
@@ -84,7 +84,7 @@
   let clips = 0;
   const clip = (svg, left, right) => {
     if (svg.querySelector("clipPath")) return;
-    const id = `clip-${++clips}`, mark = "#" + id, area = document.createElementNS(NS, "clipPath"), box = document.createElementNS(NS, "rect");
+    const id = `clip-${++clips}`, mark = "#" + id, area = document.createElementNS(svg.namespaceURI, "clipPath"), box = document.createElementNS(svg.namespaceURI, "rect");
     area.id = id;
     for (const [name, value] of [["x", left - 2], ["y", 0], ["width", right - left + 4], ["height", svg.viewBox.baseVal.height]]) box.setAttribute(name, value);
     area.append(box);
@@ -164,7 +164,7 @@
 
   const brush = (svg, a, b) => {
     let area = svg.querySelector(".brush");
-    if (!area) { area = document.createElementNS(NS, "rect"); area.setAttribute("class", "brush"); svg.append(area); }
+    if (!area) { area = document.createElementNS(svg.namespaceURI, "rect"); area.setAttribute("class", "brush"); svg.append(area); }
     area.setAttribute("x", Math.min(a, b)); area.setAttribute("width", Math.abs(a - b));
     area.setAttribute("y", 8); area.setAttribute("height", svg.viewBox.baseVal.height - 48);
   };
@@ -194,18 +194,25 @@
         if (answer.status === 200) {
           etag = answer.headers.get("ETag");
           const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-          const open = $("details[open]").map((one) => one.id).filter(Boolean);
-          const focused = document.activeElement?.id;
-          document.getElementById("page").replaceWith(page.getElementById("page"));
-          document.title = page.title;
-          open.forEach((id) => { const one = document.getElementById(id); if (one) one.open = true; });
-          hush();
-          prepare();
-          if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+          const content = page.getElementById("page").innerHTML;
+          if (content !== loaded) {
+            loaded = content;
+            replace(page);
+          }
           if (!page.body.dataset.refresh) return;
         }
       } catch { return; }  // the server has gone: what was shown last stays
       setTimeout(update, 1000 * seconds);
+    };
+    const replace = (page) => {
+      const open = $("details[open]").map((one) => one.id).filter(Boolean);
+      const focused = document.activeElement?.id;
+      document.getElementById("page").replaceWith(page.getElementById("page"));
+      document.title = page.title;
+      open.forEach((id) => { const one = document.getElementById(id); if (one) one.open = true; });
+      hush();
+      prepare();
+      if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
     };
     setTimeout(update, 1000 * seconds);
   } else if (seconds) {

@@ -177,7 +177,7 @@ def render_template(name: str, content: dict[str, Any]) -> str:
 
 def _mark_code(text: str) -> Markup:
     """Show text in backticks as code, and keep numbers and their units on one line."""
-    html = re.sub(r"(\d) (%|points?)", "\\1\u00a0\\2", str(escape(text)))
+    html = re.sub(r"(\d) (%|points?|[kMG]?B\b|s\b)", "\\1\u00a0\\2", str(escape(text))).replace("± ", "±\u00a0")
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html))
 
 

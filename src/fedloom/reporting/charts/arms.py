@@ -79,7 +79,16 @@ def _arms_panel(report: ReportData, arms: Sequence[dict[str, Any]], tier: str, e
     parts = [f"{arm['arm']} {format_final(arm, tier, metric)}" for arm in arms]
     alt = f"{metric.title} on {tier} devices: {'; '.join(parts)}"
     axis = Axis(metric.axis_label, low=extent[0], high=extent[1])
-    return Panel(alt, marks, axis, Axis(names=names), f"{tier} devices", tier, NARROW, row_height(len(names), 24))
+    return Panel(
+        alt,
+        marks,
+        axis,
+        Axis(names=names),
+        f"{tier} devices",
+        tier,
+        NARROW,
+        row_height(len(names), 24 if len(names) <= 10 else 17),
+    )
 
 
 def format_final(arm: dict[str, Any], tier: str, metric: ComparedMetric) -> str:
