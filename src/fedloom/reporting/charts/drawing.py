@@ -20,7 +20,7 @@ ChartRow = tuple[CellValue, ...]
 
 WIDE, NARROW = 480, 400  # pixels: a panel alone, and one of several
 HEIGHT = 250
-TEXT, CHARACTER, LINE_HEIGHT = 12, 6.6, 14  # pixels: size of labels, mean width of their letters, lines
+CHARACTER, LINE_HEIGHT = 6.9, 14  # pixels: mean width of a letter of a label, lines
 ABOVE, BELOW, BESIDE = 10, 40, 12  # pixels around the axes
 ROW = 22  # pixels of a row with a name
 MAX_LABEL = 18  # characters of a name below an axis
