@@ -29,7 +29,10 @@ from fedloom.reporting.page import read_resource
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-SIX = ["--methods", "fjord,fedrolex", "--controls", "standalone,small-for-all,drop-the-small", "--set", "rounds=6"]
+SIX = [
+    "--methods", "fjord,fedrolex", "--controls", "standalone,small-for-all,drop-the-small",
+    "--set", "data.dataset=digits", "--set", "rounds=6", "--set", "training.optimizer.lr=0.1",
+]  # fmt: skip
 COMMANDS = {  # what each folder of runs is made by
     "heterofl": ["run"],
     "personalized": ["run", "recipes/personalized_digits.toml"],
@@ -46,7 +49,7 @@ OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
 )  # fmt: skip
-COLORS = 96  # of a picture: enough for text and charts, and a tenth of the bytes
+COLORS = 128  # of a picture: enough for text and charts, and a tenth of the bytes
 
 
 @contextmanager
@@ -83,7 +86,7 @@ def look(browser: Any, view: str, height: int | None = None) -> None:
 def capture(browser: Any, name: str) -> None:
     picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     file = IMAGES / f"{name}.png"
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
     sys.stdout.write(
         f"{file.relative_to(ROOT)}  {picture.width} x {picture.height}, {file.stat().st_size // 1000} kB\n"
     )

@@ -144,7 +144,7 @@ def test_verdict_lines_are_at_most_five_and_fit(tiers, monkeypatch):
     lines = verdict_lines(result_of(statements, gains=gains))
     assert len(lines) <= 5 and max(map(len, lines)) <= 80
     assert lines[0] == "  heterofl beats the best simple alternative on small devices."
-    assert lines[1] == "  tier0: +3.0 points over small-for-all (± 1.0, 1 seed): beyond noise"
+    assert lines[1] == "  tier0: +3.0 points against small-for-all (± 1.0, 1 seed): beyond noise"
 
 
 def test_verdict_lines_always_show_what_failed():
@@ -156,7 +156,7 @@ def test_verdict_lines_always_show_what_failed():
 
 def test_verdict_lines_of_a_loss_within_noise_say_so():
     (_, line) = verdict_lines(result_of(gains=[gain_of("small", -0.4, 1.0, False)]))
-    assert line == "  small: -0.4 points over small-for-all (± 1.0, 1 seed): within noise"
+    assert line == "  small: -0.4 points against small-for-all (± 1.0, 1 seed): within noise"
 
 
 class Terminal(io.StringIO):

@@ -205,6 +205,18 @@ def test_tiles_gain_follows_sign_and_noise(tmp_path: Path) -> None:
     assert build_tiles(compared(tmp_path / "c", level))[0].figures[0].note.endswith("level")
 
 
+def test_tiles_gain_is_positive_where_lower_is_better(tmp_path: Path) -> None:
+    for name, higher, value in (("a", False, "+10"), ("b", True, "−10")):
+        kind = {"metric": "score", "unit": "", "higher_is_better": higher}
+        arms = {"heterofl": [finals(40, 40, **kind)], "small-for-all": [finals(50, 50, **kind)]}
+        assert build_tiles(compared(tmp_path / name, arms))[0].figures[0].value == value
+
+
+def test_tiles_without_simple_alternative_show_a_lead(tmp_path: Path) -> None:
+    arms = {"heterofl": [finals(90, 60)], "all-large": [finals(70, 70)]}
+    assert build_tiles(compared(tmp_path, arms))[0].title == "Lead of the best arm over the next"
+
+
 def test_tiles_of_several_methods_show_the_lead_of_the_best(tmp_path: Path) -> None:
     arms = {"heterofl": [finals(70, 70)], "fjord": [finals(80, 60)]}
     tile = build_tiles(compared(tmp_path, arms))[0]

@@ -324,7 +324,8 @@ class CompareResult(Result):
 
     @property
     def title(self) -> str:
-        return "\n".join([f"comparison in {self.folder}, on the {self.result.test} test", *self.verdict])
+        lines = [f"comparison in {self.folder}, on the {self.result.test} test", self.result.finding, *self.verdict]
+        return "\n".join(filter(None, lines))
 
     def records(self) -> list[Record]:
         return [_flat(record) for record in self.result.records]
@@ -334,6 +335,7 @@ class CompareResult(Result):
             "run": str(self.folder),
             "arms": self.result.records,
             "test": self.result.test,
+            "finding": self.result.finding,
             "verdict": self.result.verdict,
             "targets": [target.record() for target in self.result.reached],
             "claims": [claim.record() for claim in self.result.claims],

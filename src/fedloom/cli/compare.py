@@ -139,7 +139,7 @@ def _gain_line(gain: "Difference", named: bool) -> str:
     size = f"{metric.number(gain.mean, '+')}{metric.difference_unit}"
     verdict = gain.verdict.partition(",")[0]
     arm = f"{gain.this} " if named else ""
-    return f"{gain.tier}: {arm}{size} over {gain.other} ({noise}{seeds}): {verdict}"
+    return f"{gain.tier}: {arm}{size} against {gain.other} ({noise}{seeds}): {verdict}"
 
 
 def _paragraph(title: str, lines: list[str]) -> str:

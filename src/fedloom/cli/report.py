@@ -149,7 +149,8 @@ def live_page(folder: Path | None) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher:
         try:
             yield
-            watcher.wait(4 * LIVE_SECONDS + 10)
+            if watcher.wait(4 * LIVE_SECONDS + 10):
+                logger.warning("the live page ended early; `fedloom report %s` says more", folder)
         except subprocess.TimeoutExpired:
             logger.warning("the live page did not end by itself and was stopped")
         finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..wording import format_bytes, format_points, format_seconds, join_words, pluralize
-from .findings import has_rival_methods
+from .findings import SIMPLE_ALTERNATIVES, has_rival_methods
 from .paired_stats import (
     Arm,
     ComparedMetric,
@@ -239,7 +239,7 @@ def _gain_tiles(report: ReportData) -> list[Tile]:
         return []
     arms = [group.arm for group in report.groups]
     rivals = has_rival_methods(arms, report.terms.controls)
-    alone = len({gain.this for gain in gains}) == 1 and gains[0].this == arms[0].name and not rivals
+    alone = not rivals and all(gain.this == arms[0].name and gain.other in SIMPLE_ALTERNATIVES for gain in gains)
     title = (
         f"Gain of {gains[0].this} over the best simple alternative" if alone else "Lead of the best arm over the next"
     )
@@ -248,7 +248,7 @@ def _gain_tiles(report: ReportData) -> list[Tile]:
 
 def _gain_figure(gain: Difference, named: bool) -> Figure:
     metric = gain.metric
-    value = metric.number(gain.mean, "+")
+    value = metric.number(gain.advantage, "+")  # more is better, also where lower values are
     noise = f"± {metric.number(gain.noise)}, " if math.isfinite(gain.noise) else ""
     pair = f"{gain.this} over {gain.other}" if named else f"over {gain.other}"
     tone = ("good" if gain.advantage > 0 else "bad") if gain.beyond_noise else ""

@@ -241,7 +241,8 @@ def left_out_lines(result: ComparisonResult) -> list[str]:
 
 def to_markdown(result: ComparisonResult) -> str:
     lines = "\n".join(f"- {line}" for line in [*result.verdict, *left_out_lines(result)])
-    return "\n\n".join([*map(_markdown_table, build_tables(result)), lines]) + "\n"
+    finding = [result.finding] if result.finding else []
+    return "\n\n".join([*map(_markdown_table, build_tables(result)), *finding, lines]) + "\n"
 
 
 def _markdown_table(table: TextTable) -> str:
