@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 SIX = [
     "--methods", "fjord,fedrolex", "--controls", "standalone,small-for-all,drop-the-small",
-    "--set", "data.dataset=digits", "--set", "rounds=6", "--set", "training.optimizer.lr=0.1",
+    "--set", "data.dataset=digits", "--set", "model.hidden=[16, 32]", "--set", "rounds=8",
 ]  # fmt: skip
 COMMANDS = {  # what each folder of runs is made by
     "heterofl": ["run"],
