@@ -1,4 +1,4 @@
-"""The palettes: arms and tiers never share a hue, can be told apart by color-blind readers, and have contrast."""
+"""The palettes: arms and tiers never share a hue, stay distinct for color-blind readers, and have contrast."""
 
 import colorsys
 import math
@@ -68,7 +68,7 @@ def test_palette_has_the_same_hues_on_dark_paper(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "scheme", "vision"), list(product(PALETTES, SCHEMES, VISION)))
-def test_palette_is_told_apart_by_color_blind_readers(kind: str, scheme: str, vision: str) -> None:
+def test_palette_stays_distinct_for_color_blind_readers(kind: str, scheme: str, vision: str) -> None:
     palette = PALETTES[kind][SCHEMES[scheme]]
     assert min(math.dist(lab(one, vision), lab(other, vision)) for one, other in combinations(palette, 2)) > 7
 

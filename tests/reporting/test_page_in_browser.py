@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
+from fedloom.exporting.card import as_html
+from fedloom.reporting.gallery import build_gallery
 from fedloom.reporting.live import LiveServer
 from fedloom.reporting.page import Page, build_page
 from fedloom.reporting.report_data import read_report_data
+from fedloom.runs.resume import list_runs
+from tests.exporting.test_card import card
 from tests.reporting.synthetic import DEVICES, Made, write_comparison, write_run
 
 pytestmark = pytest.mark.slow
@@ -252,16 +256,34 @@ def test_page_has_no_serious_accessibility_violation(shown: tuple[str, Any], axe
     _, browser = shown
     look(browser, 1300, scheme)
     open_all(browser)
+    assert violations(browser, axe) == []
+
+
+def violations(browser: Any, axe: str) -> list[str]:
+    """Serious and critical ones of the page that is open."""
     browser.execute_script(axe)
     browser.set_script_timeout(60)
     result = browser.execute_async_script("const done = arguments[0]; axe.run().then(done)")
-    serious = [
+    assert len(result["passes"]) > 10
+    return [
         f"{one['id']}: {[node['target'] for node in one['nodes']][:3]}"
         for one in result["violations"]
         if one["impact"] in ("serious", "critical")
     ]
-    assert serious == []
-    assert len(result["passes"]) > 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_gallery_and_card_have_no_serious_accessibility_violation(
+    browser: Any, axe: str, tmp_path: Path, scheme: str
+) -> None:
+    write_run(tmp_path / "one", Made({"large": [50.0, 60.0], "small": [40.0, 50.0]}))
+    (tmp_path / "gallery.html").write_text(build_gallery(tmp_path, list_runs(tmp_path)), "utf-8")
+    (tmp_path / "card.html").write_text(as_html(card()), "utf-8")
+    look(browser, 1300, scheme)
+    for name, heading in (("gallery", "All runs in"), ("card", "convnet of tier <small>")):
+        browser.get((tmp_path / f"{name}.html").as_uri())
+        assert browser.find_element("css selector", "h1").text.startswith(heading)
+        assert violations(browser, axe) == [] and errors(browser) == []
 
 
 def test_page_of_twenty_arms_and_five_seeds_opens_within_a_second(browser: Any, tmp_path: Path) -> None:

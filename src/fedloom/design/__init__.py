@@ -1,7 +1,7 @@
 """The look of everything that fedloom shows: colors of arms and of tiers, type, spacing, and the frame of a page.
 
-Arms and tiers never share a hue. Each palette can be told apart by color-blind readers and has the same hues on dark
-paper. Pages are one file each and load nothing.
+Arms and tiers never share a hue. The colors of a palette stay distinct for color-blind readers and have the same hues
+on dark paper. Pages are one file each and load nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ ARMS_LIGHT = ("#0a63b5", "#dd6305", "#00513c", "#2b9bcf", "#7d1f12", "#6e5a00")
 ARMS_DARK = ("#4a9df0", "#ff8433", "#2fd09f", "#a5e0ff", "#d05545", "#f5dc6a")
 TIERS_LIGHT = ("#3d0f73", "#7a2fb0", "#b5319a", "#d9578f", "#a77fb5")  # the darker, the larger
 TIERS_DARK = ("#efe0ff", "#b67cf0", "#f59bdc", "#cf5c98", "#86649e")  # the lighter, the larger
-NEUTRALS_LIGHT = ("#4d5258", "#6b7178", "#4d5258", "#6b7178")  # controls: reference lines, told apart by their dash
+NEUTRALS_LIGHT = ("#4d5258", "#6b7178", "#4d5258", "#6b7178")  # controls: reference lines, distinct by their dash
 NEUTRALS_DARK = ("#c3c8ce", "#a0a6ad", "#c3c8ce", "#a0a6ad")
 
 LIGHT = {

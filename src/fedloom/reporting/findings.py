@@ -66,10 +66,8 @@ def _alternatives_finding(gains: Sequence[Difference]) -> str:
     lost = [gain for gain in gains if gain.beyond_noise and gain.advantage < 0]
     level = [gain for gain in gains if not gain.beyond_noise]
     if len(level) == every:
-        where = "on any tier" if every > 1 else f"on {gains[0].tier} devices"
-        return (
-            f"{first} cannot be told apart from the best simple alternative {where}: all differences are within noise."
-        )
+        where = "on every tier" if every > 1 else f"on {gains[0].tier} devices"
+        return f"{first} is within noise of the best simple alternative {where}."
     parts = []
     if won:
         parts.append(f"beats the best simple alternative {_amounts(won)}")

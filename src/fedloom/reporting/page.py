@@ -171,6 +171,7 @@ def render_template(name: str, content: dict[str, Any]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["cell"] = _format_cell
     environment.filters["code"] = _mark_code
+    environment.filters["whole"] = _keep_names_whole
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,.0f}"
     return environment.from_string(read_resource(name)).render(content)
 
@@ -179,6 +180,11 @@ def _mark_code(text: str) -> Markup:
     """Show text in backticks as code, and keep numbers and their units on one line."""
     html = re.sub(r"(\d) (%|points?|[kMG]?B\b|s\b)", "\\1\u00a0\\2", str(escape(text))).replace("± ", "±\u00a0")
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html))
+
+
+def _keep_names_whole(html: Markup) -> Markup:
+    """Do not break lines inside names with hyphens, such as small-for-all."""
+    return Markup(re.sub(r"\b\w+(?:-\w+)+", r'<span class="whole">\g<0></span>', html))
 
 
 def _format_cell(value: Any) -> str:
