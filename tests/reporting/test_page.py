@@ -13,6 +13,7 @@ from fedloom.design import css_variables
 from fedloom.reporting.page import Page, build_page
 from fedloom.reporting.report_data import ReportError, read_report_data
 from fedloom.reporting.summary import write_sentences
+from tests.reporting.synthetic import finals, write_comparison
 
 VOID = {"meta", "input", "br", "link", "img"}
 LIMIT = 3_000_000
@@ -63,6 +64,15 @@ def test_page_has_no_external_references(built: Page) -> None:
     references = [value for _, marks in read(built.html).seen for key, value in marks.items() if key in ("src", "href")]
     assert all(value and value.startswith(("#", "data:", "figures/")) for value in references)
     assert "@import" not in built.html
+
+
+def test_page_headline_keeps_names_whole(tmp_path: Path) -> None:
+    arms = {"heterofl": [finals(60, 60)], "fjord": [finals(50, 50)], "small-for-all": [finals(90, 90)]}
+    html = build_page(read_report_data([write_comparison(tmp_path / "home", arms)])).html
+    assert (
+        '<h1 id="finding-title"><span class="whole">small-for-all</span> is best on large and small devices.</h1>'
+        in html
+    )
 
 
 def test_page_size_is_small(built: Page) -> None:

@@ -184,7 +184,7 @@ def _mark_code(text: str) -> Markup:
 
 def _keep_names_whole(html: Markup) -> Markup:
     """Do not break lines inside names with hyphens, such as small-for-all."""
-    return Markup(re.sub(r"\b\w+(?:-\w+)+", r'<span class="whole">\g<0></span>', html))
+    return Markup(re.sub(r"\b\w+(?:-\w+)+", r'<span class="whole">\g<0></span>', str(html)))  # Markup would escape it
 
 
 def _format_cell(value: Any) -> str:
