@@ -108,3 +108,7 @@ def test_render_svg_full_map_shows_gaps_between_cells() -> None:
 def test_render_svg_bars_have_their_value_beside_them() -> None:
     drawn = svg(Bar(0, 5, -0.3, 0.3, LOOK, "five", "5"), x=Axis(from_zero=True), y=Axis(names=["a"]))
     assert re.search(r'<g class="bar".*?<title>five</title><rect .*?class="value".*?>5</text></g>', drawn)
+
+
+def test_render_svg_logarithmic_axis_without_positive_values_is_drawn() -> None:
+    assert "nan" not in svg(Dot(0, 1, LOOK), x=Axis(log=True))

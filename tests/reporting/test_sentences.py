@@ -1,6 +1,8 @@
 """Every sentence of the page, each with a case in which it must say the opposite."""
 # ruff: noqa: E501 - a sentence of the page stands on one line, as a reader sees it
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedloom.reporting.charts import Chart, MissingChart, build_charts, build_hero_charts
+from fedloom.reporting.page import build_page
 from fedloom.reporting.report_data import ReportData, ReportError, read_report_data
 from fedloom.reporting.summary import build_tiles, write_basis, write_headline
 from tests.reporting.synthetic import Made, finals, reply, write_comparison, write_run
@@ -89,8 +92,25 @@ def test_finding_of_several_methods_names_the_best_by_tier(
 def test_finding_without_competitors_says_so(tmp_path: Path) -> None:
     arms = {"drop-the-small": [finals(70, 70)], "all-large": [finals(70, 70)]}
     terms = {"tiers": ["small"], "shares": {"small": 1.0}}
-    assert write_headline(compared(tmp_path, arms, **terms)).startswith(
-        "No two arms give the devices of a tier a model"
+    assert write_headline(compared(tmp_path, arms, **terms)).startswith("No tier has two arms")
+
+
+def test_page_of_comparison_in_which_all_failed_is_built(tmp_path: Path) -> None:
+    arms = {"heterofl": [finals(70, 70, status="failed")], "fjord": [finals(70, 70, status="failed")]}
+    data = compared(tmp_path, arms)
+    assert (
+        write_headline(data)
+        == "No tier has two arms that finished with a model its devices can run: there is nothing to compare."
+    )
+    assert data.result is not None and "fjord failed with seed 0" in data.result.verdict
+    assert "nan" not in "".join(re.findall(r"<svg.*?</svg>", build_page(data).html, flags=re.DOTALL))
+
+
+def test_page_of_diverged_run_draws_what_is_finite(tmp_path: Path) -> None:
+    made = Made({"large": [math.nan, 50.0, math.inf], "small": [1.0, math.nan, 2.0]}, metric="score", unit="")
+    html = build_page(run_of(tmp_path, made)).html
+    assert not re.search(
+        r'="[^"]*\b(nan|inf)\b', "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)).replace("data-v", "")
     )
 
 

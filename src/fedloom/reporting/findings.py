@@ -88,7 +88,7 @@ def _field_finding(arms: Sequence[Arm], tiers: Sequence[str], test: str, example
     tops = {tier: _top(arms, tier, test, examples) for tier in tiers}
     tops = {tier: top for tier, top in tops.items() if top}
     if not tops:
-        return "No two arms give the devices of a tier a model they can run, so there is nothing to compare."
+        return "No tier has two arms that finished with a model its devices can run: there is nothing to compare."
     won = {tier: top[0] for tier, top in tops.items() if len(top) == 1}
     level = {tier: top[0] for tier, top in tops.items() if len(top) > 1}
     if not won:

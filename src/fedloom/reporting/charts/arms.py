@@ -58,6 +58,8 @@ def _extent(report: ReportData, arms: Sequence[dict[str, Any]]) -> tuple[float, 
     values = [_value(arm, report.metric.name, tier) for arm in arms for tier in report.tiers]
     seeds = len(report.groups[0].readers)
     known = [(value["mean"], _uncertainty(report, value, seeds)) for value in values if not math.isnan(value["mean"])]
+    if not known:  # every arm failed
+        return 0.0, 1.0
     low, high = min(mean - noise for mean, noise in known), max(mean + noise for mean, noise in known)
     room = 0.05 * (high - low) or 0.5
     return low - room, high + room

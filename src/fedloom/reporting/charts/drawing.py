@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; `std` draws a band around it."""
+    """A curve; `low` and `high` draw a band around it."""
 
     label: str
     x: Sequence[float]
@@ -181,7 +181,6 @@ def _plain(cell: CellValue) -> CellValue:
 
 
 INK = Look("--ink")
-SOFT = Look("--soft")
 AMOUNT = "--amount"  # the color of maps of amounts
 
 
@@ -257,7 +256,7 @@ def _extent(axis: Axis, marks: Sequence[MarkKind], of: Literal["x", "y"]) -> tup
     """The lowest and the highest value of an axis, with some room around the marks."""
     if axis.names:
         return -0.5, len(axis.names) - 0.5
-    values = _values(marks, of) or [0.0, 1.0]
+    values = [value for value in _values(marks, of) if value > 0 or not axis.log] or [1.0, 2.0]
     low, high = min(values), max(values)
     if axis.log:
         return (axis.low or low / 1.3, axis.high or high * 1.3)
@@ -305,7 +304,7 @@ def render_svg(panel: Panel, prefix: str) -> str:
     ends = _end_labels(lines)
     height = max(panel.height, int(ABOVE + below + LINE_HEIGHT * len(ends))) + (int(below) - BELOW)
     rules = [mark for mark in marks if isinstance(mark, Rule) and mark.label]
-    above = ABOVE + LINE_HEIGHT * _rule_lanes(rules, panel)
+    above = ABOVE + LINE_HEIGHT * _rule_lanes(rules)
     left, right = _left_margin(panel, marks), panel.width - _right_margin(ends, marks)
     x_low, x_high = _extent(panel.x, marks, "x")
     y_low, y_high = _extent(panel.y, marks, "y")
@@ -440,8 +439,9 @@ def _draw_line(line: Line, frame: Frame) -> list[str]:
         return []
     parts = [f"<g{_owner(line.look)}>"]
     if line.low:
-        upper = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.high, strict=True)]
-        lower = [(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.low, strict=True)]
+        edges = [one for one in zip(line.x, line.low, line.high, strict=True) if all(map(math.isfinite, one))]
+        upper = [(frame.x(x), frame.y(high)) for x, _, high in edges]
+        lower = [(frame.x(x), frame.y(low)) for x, low, _ in edges]
         edge = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *reversed(lower)])
         parts.append(f'<polygon class="band" points="{edge}" fill="{_paint(line.look)}"/>')
     pixels = [(frame.x(x), frame.y(y)) for x, y in points]
@@ -517,7 +517,7 @@ def _draw_rule(rule: Rule, frame: Frame) -> list[str]:
     ]
 
 
-def _rule_lanes(rules: Sequence[Rule], panel: Panel) -> int:
+def _rule_lanes(rules: Sequence[Rule]) -> int:
     """How many lines of text above the axes the labels of rules need: one each, so that they never meet."""
     return len([rule for rule in rules if rule.across == "x"])
 

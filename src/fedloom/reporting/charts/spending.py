@@ -42,7 +42,7 @@ def build_uploads_chart(report: ReportData) -> Chart | MissingChart:
 
 def _uploads_panel(tiers: list[str], looks: list[Look], bundles: list[str], totals: Counter[tuple[str, str]]) -> Panel:
     marks: list[MarkKind] = []
-    least = min(count for count in totals.values() if count)
+    least = min((count for count in totals.values() if count), default=1)
     high = 0.8 / len(tiers)
     for row, bundle in enumerate(bundles):
         for index, (tier, look) in enumerate(zip(tiers, looks, strict=True)):
