@@ -1,7 +1,7 @@
 """Participation and replies: outcomes by device, coverage of the regions of the model, refusals and update norms."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...wording import join_words, pluralize
 from ..report_data import ReportData, RunReader
@@ -16,7 +16,6 @@ from .drawing import (
     Key,
     Line,
     Look,
-    MarkKind,
     MissingChart,
     Panel,
     row_height,
@@ -68,18 +67,24 @@ Outcome = tuple[int, str, str, str]
 def _outcomes_panel(outcomes: Sequence[Outcome], kinds: Counter[str]) -> Panel:
     """Requests by round, stacked by outcome."""
     counts = Counter((number, _kind(outcome)) for number, _, _, outcome in outcomes)
-    marks: list[MarkKind] = []
-    for number in sorted({number for number, _ in counts}):
-        floor = 0
-        for kind, color in COLORS.items():
-            count = counts[number, kind]
-            if count:
-                tip = f"round {number}: {count} {kind}"
-                marks.append(Bar(number - 0.4, number + 0.4, floor, floor + count, Look(color), tip))
-                floor += count
+    looks = {kind: Look(color) for kind, color in COLORS.items()}
+    marks = _stack(counts, looks)
     parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     x, y = Axis("round", integer=True), Axis("requests", integer=True, from_zero=True)
     return Panel(f"Requests to devices by round and outcome: {parts}", marks, x, y, "requests by round", width=NARROW)
+
+
+def _stack(counts: Mapping[tuple[int, str], int], looks: Mapping[str, Look]) -> list[Bar]:
+    """A column per round, with a part for each kind."""
+    bars = []
+    for number in sorted({number for number, _ in counts}):
+        floor = 0
+        for kind, look in looks.items():
+            if count := counts.get((number, kind), 0):
+                tip = f"round {number}: {count} {kind}"
+                bars.append(Bar(number - 0.4, number + 0.4, floor, floor + count, look, tip))
+                floor += count
+    return bars
 
 
 def _participation_map(outcomes: Sequence[Outcome], devices: Sequence[str], rounds: Sequence[int]) -> Panel:
@@ -190,15 +195,7 @@ def build_refusals_chart(report: ReportData) -> Chart | MissingChart:
     records: list[ChartRow] = [(number, code, counts[number, code]) for number in numbers for code in codes]
 
     looks = {code: Look(CODE_COLORS[at % len(CODE_COLORS)]) for at, code in enumerate(codes)}
-    marks: list[MarkKind] = []
-    for number in numbers:
-        floor = 0
-        for code in codes:
-            count = counts[number, code]
-            if count:
-                tip = f"round {number}: {count} {code}"
-                marks.append(Bar(number - 0.4, number + 0.4, floor, floor + count, looks[code], tip))
-                floor += count
+    marks = _stack(counts, looks)
     totals = Counter[str]()
     for (_, code), count in counts.items():
         totals[code] += count
