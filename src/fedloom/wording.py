@@ -173,3 +173,21 @@ def wrap(text: str, indent: str = "", hanging: str | None = None) -> str:
     rest = indent if hanging is None else hanging
     options = {"break_on_hyphens": False, "break_long_words": False}
     return textwrap.fill(text, terminal_width(), initial_indent=indent, subsequent_indent=rest, **options)  # type: ignore[arg-type]
+
+
+def format_magnitude(value: float) -> str:
+    """A number as a label of an axis: 500, 20k, 3M.
+
+    Parameters
+    ----------
+    value : the number.
+
+    Examples
+    --------
+    >>> format_magnitude(20_000), format_magnitude(500)
+    ('20k', '500')
+    """
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:g}{unit}"
+    return f"{value:g}"

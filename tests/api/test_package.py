@@ -67,10 +67,10 @@ def test_every_verb_has_a_function_of_its_name():
 
 
 # files: extensions and registries; device: sets=["engine.device=…"]
-OF_THE_TERMINAL = {"format", "no_report", "quiet", "files", "device"}
+OF_THE_TERMINAL = {"format", "no_report", "quiet", "files", "open_page", "device"}
 OTHERWISE = {
     "check": {"recipes"},  # one at a time
-    "report": {"watch", "every"},  # of a run that goes on, in a terminal
+    "report": {"watch", "every", "port", "parent"},  # of a run that goes on, in a terminal
     "reproduce": {"listing"},
     "run": {"engine"},  # sets=["engine.kind=…"]
     "finish": {"run"},  # folder

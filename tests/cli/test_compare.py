@@ -62,7 +62,18 @@ def test_compare_arms_are_paired_by_seed(compared):
 
 def test_compare_json_has_arms_and_verdict(compared):
     result, _ = compared
-    assert list(result.data) == ["run", "arms", "test", "verdict", "targets", "claims", "overall", "left_out", "failed"]
+    assert list(result.data) == [
+        "run",
+        "arms",
+        "test",
+        "finding",
+        "verdict",
+        "targets",
+        "claims",
+        "overall",
+        "left_out",
+        "failed",
+    ]
     assert result.data["run"] == "out"
     assert [record["arm"] for record in result.data["arms"]] == ARMS
     for record in result.data["arms"]:
@@ -162,7 +173,10 @@ def test_compare_text_is_a_table_and_a_verdict(fedloom, write, monkeypatch):
     by_arm = {line.split()[0]: line for line in lines}
     assert "(" in by_arm["all-large"]
     assert "(" not in by_arm["heterofl"]
-    assert re.match(r"verdict\n  \S+ (beats|and) \S+ ", verdict)
+    finding, *gains = verdict.splitlines()[1:]
+    assert re.match(r"  heterofl (beats|loses|is within noise)", finding)
+    assert [line.split(":")[0].strip() for line in gains[:2]] == ["large", "small"]
+    assert all(re.search(r": [+-]?[\d.]+ points against \S+ \(± [\d.]+, 1 seed\): ", line) for line in gains[:2])
     assert where == "runs: out\n"
     assert {line.partition("  ")[0] for line in result.err.splitlines()} == set(ARMS)
 

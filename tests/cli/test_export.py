@@ -63,7 +63,7 @@ def test_export_tier_model_evaluates_as_in_the_run(to, tier, runs):
     assert (card["input"]["dtype"], card["input"]["shape"]) == ("uint8", [1, 8, 8])
     assert card["output"]["labels"] == list("0123456789")
     assert card["license"]["data"] == "CC BY 4.0"
-    for file in ("card.md", "card.json", "recipe.toml", card["file"]):
+    for file in ("card.md", "card.json", "card.html", "recipe.toml", card["file"]):
         assert (runs[1] / f"{tier}-{to}" / file).stat().st_size > 0
 
 

@@ -1,14 +1,18 @@
 """Tables and lines as people read them."""
 
+import io
 from dataclasses import replace
 
 import pytest
 
 from fedloom.api.progress import format_round
-from fedloom.cli.output import columns, wants_json
+from fedloom.cli.compare import verdict_lines
+from fedloom.cli.output import columns, emphasize, wants_json
 from fedloom.engines import Refusal
 from fedloom.evaluation import Row
 from fedloom.fleet import Traffic
+from fedloom.reporting import Difference
+from fedloom.reporting.tables import ComparisonResult
 from fedloom.runs.loop import RoundResult
 
 
@@ -119,3 +123,61 @@ def test_format_round_of_personal_models_shows_their_own_test():
 )
 def test_format_round_bytes_use_three_digits(count, expected):
     assert f"  {expected} down " in format_round("x", round_of([], down=count))
+
+
+def result_of(
+    statements=(), notes=(), gains=(), finding="heterofl beats the best simple alternative on small devices."
+):
+    verdict = [*statements, *notes]
+    return ComparisonResult([], verdict, finding=finding, gains=list(gains), statements=list(statements))
+
+
+def gain_of(tier, mean, noise=1.0, beyond=True):
+    return Difference(tier, "heterofl", "small-for-all", 70.0 + mean, 70.0, mean, noise, beyond)
+
+
+@pytest.mark.parametrize("tiers", [1, 3, 9])
+def test_verdict_lines_are_at_most_five_and_fit(tiers, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    statements = [f"heterofl beats arm {number} on the average device by 3 points" for number in range(12)]
+    gains = [gain_of(f"tier{number}", 3.0) for number in range(tiers)]
+    lines = verdict_lines(result_of(statements, gains=gains))
+    assert len(lines) <= 5 and max(map(len, lines)) <= 80
+    assert lines[0] == "  heterofl beats the best simple alternative on small devices."
+    assert lines[1] == "  tier0: +3.0 points against small-for-all (± 1.0, 1 seed): beyond noise"
+
+
+def test_verdict_lines_always_show_what_failed():
+    lines = verdict_lines(
+        result_of(["a statement"] * 8, ["fjord failed"], [gain_of(str(number), 1.0) for number in range(8)])
+    )
+    assert "  fjord failed" in lines
+
+
+def test_verdict_lines_of_a_loss_within_noise_say_so():
+    (_, line) = verdict_lines(result_of(gains=[gain_of("small", -0.4, 1.0, False)]))
+    assert line == "  small: -0.4 points against small-for-all (± 1.0, 1 seed): within noise"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "bold"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_emphasize_respects_no_color(monkeypatch, variables, bold):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert emphasize("text") == ("\x1b[1mtext\x1b[0m" if bold else "text")
+
+
+def test_emphasize_elsewhere_than_on_a_terminal_is_plain(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert emphasize("text") == "text"

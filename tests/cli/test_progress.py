@@ -54,8 +54,10 @@ def test_progress_bars_show_round_time_left_and_metrics(terminal, clock):
         clock[0] += 4.0
         show("heterofl", ended(2, seconds=1.0))
         second = frames(terminal)[-1]
-    assert first.endswith(" round 1/4 6 s left large  47.0 %  small  32.4 %")
-    assert second.endswith(" round 2/4 6 s left large  47.0 %  small  32.4 %")  # two rounds of 3 s; no evaluation
+    assert first.endswith(" round 1/4 1 s own, 6 s left large  47.0 %  small  32.4 %")
+    assert second.endswith(
+        " round 2/4 2 s own, 6 s left large  47.0 %  small  32.4 %"
+    )  # two rounds of 3 s; no evaluation
 
 
 def test_progress_bars_long_run_shows_hours_and_minutes(terminal, clock):
@@ -76,9 +78,9 @@ def test_progress_bars_finished_run_leaves_its_line(terminal):
     drawn = frames(terminal)
     lines = [one for one in drawn if "replies" in one]
     assert lines == [
-        "one  round 2/2  large  60.0 %  4/4 replies  1 kB down 2 kB up  2.0 s",
-        "[two]  round 2/2  large  70.0 %  4/4 replies  1 kB down 2 kB up  2.0 s",
-        "[two]  round 3/3  large  71.0 %  4/4 replies  1 kB down 2 kB up  2.0 s",
+        "one  round 2/2  large  60.0 %  4/4 replies  1 kB down 2 kB up  2.0 s  4 s in all",
+        "[two]  round 2/2  large  70.0 %  4/4 replies  1 kB down 2 kB up  2.0 s  4 s in all",
+        "[two]  round 3/3  large  71.0 %  4/4 replies  1 kB down 2 kB up  2.0 s  6 s in all",
     ]
     assert "one" not in terminal.file.getvalue()[mark:]
 

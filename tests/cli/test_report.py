@@ -1,12 +1,16 @@
 """fedloom report, and the page at the end of a run."""
 
 import json
+import re
+import sys
+import urllib.request
 
 import pytest
 
 import fedloom.cli.report as verb
 from fedloom.api import run as api_run
 from fedloom.api import verbs  # noqa: F401 - loaded before a test replaces what it imports
+from fedloom.reporting import live
 from fedloom.reporting.page import build_page
 from fedloom.reporting.report_data import read_report_data
 from fedloom.runs.folder import read_manifest
@@ -50,7 +54,6 @@ def test_report_several_runs_shows_paired_differences(home):
     ("arguments", "hint"),
     [
         (["report", "nowhere"], "fedloom run my.toml"),
-        (["report", "run", "both/heterofl/seed-0"], "--out"),
         (["report", "run", "--test", "other"], "available: global, local"),
     ],
 )
@@ -61,32 +64,88 @@ def test_report_bad_arguments_are_refused(home, arguments, hint):
     assert hint in result.failure["hint"]
 
 
-def test_report_watch_rewrites_until_finished(home, monkeypatch):
+def test_report_watch_serves_until_finished(home, monkeypatch):
     """tests/reporting checks what the page of an unfinished run shows."""
     call, folder = home
     manifest = folder / "run/manifest.json"
-    whole, seen = manifest.read_text(), []
+    whole, seen, opened = manifest.read_text(), [], []
 
     def write(runs, file, test, metric, refresh):
         seen.append(read_report_data(runs, test))
-        page = build_page(seen[-1], refresh=refresh).html
-        assert ("This page reloads every 0.5 seconds." in page) == seen[-1].is_running
-        return seen[-1]
+        page = build_page(seen[-1], refresh=refresh)
+        assert ("This page updates itself every 0.5 seconds." in page.html) == seen[-1].is_running
+        return seen[-1], page
 
     def wait(seconds):
         assert seconds == 0.5
+        with urllib.request.urlopen(opened[0], timeout=5) as answer:
+            assert answer.read().startswith(b"<!doctype html>")
         if len(seen) == 2:
             manifest.write_text(whole)
 
     manifest.write_text(json.dumps({**json.loads(whole), "status": "running"}))
     monkeypatch.setattr(api_run, "write_report", write)
     monkeypatch.setattr(verb.time, "sleep", wait)
-    result = call("report", "run", "--watch", "--every", "0.5")
+    monkeypatch.setattr(verb.webbrowser, "open", opened.append)
+    monkeypatch.setattr(live.LiveServer, "wait_until_seen", lambda self, seconds: True)
+    result = call("report", "run", "--watch", "--open", "--every", "0.5")
     assert result.code == 0
     first, second = result.err.splitlines()  # what has not changed is not said again
-    assert first == "run/report.html is rewritten every 0.5 s until the run is over; Ctrl-C stops watching"
-    assert second.startswith("2 of 2 rounds: So far, after 2 of 2 rounds, accuracy on the global test: large ")
+    assert first == f"{opened[0]} shows the run until it is over; Ctrl-C stops watching"
+    assert second.startswith("2 of 2 rounds: So far, after 2 of 2 rounds, heterofl reaches an accuracy of ")
     assert [data.is_running for data in seen] == [True, True, False]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(opened[0], timeout=5)
+
+
+def test_report_watch_of_finished_run_serves_nothing(home):
+    result = home[0]("report", "run", "--watch")
+    assert (result.code, result.err, result.out) == (0, "", "report: run/report.html\n")
+
+
+def test_report_open_shows_the_file(home, monkeypatch):
+    call, folder = home
+    opened = []
+    monkeypatch.setattr(verb.webbrowser, "open", opened.append)
+    assert call("report", "run", "--open").code == 0
+    assert opened == [(folder / "run/report.html").resolve().as_uri()]
+
+
+def test_report_several_runs_without_out_is_beside_the_first(home):
+    call, folder = home
+    result = call("report", "run", "both/heterofl/seed-0", "--format", "json")
+    assert result.code == 4 and "named twice" in result.failure["message"]  # the same recipe and seed
+    result = call("report", "both/heterofl/seed-0", "both/standalone/seed-0", "run", "--format", "json")
+    assert result.code == 4
+    result = call("report", "both/standalone/seed-0", "run", "--format", "json")
+    assert result.data["report"].endswith("both/standalone/report-seed-0-run.html")
+    assert "Paired differences" in (folder / "both/standalone/report-seed-0-run.html").read_text()
+
+
+def test_list_runs_html_writes_a_gallery(home):
+    call, folder = home
+    result = call("list", "runs", ".", "--html", "--format", "json")
+    assert result.data == {"gallery": "index.html", "runs": 2}
+    html = (folder / "index.html").read_text()
+    assert html.count('<li class="run">') == 2 and 'href="run/report.html"' in html
+    assert call("list", "methods", "--html").code == 4
+
+
+def test_run_open_shows_the_page_while_it_runs(fedloom, write, tmp_path, monkeypatch):
+    """The browser is a program that fetches the page it is given, from the process that serves it."""
+    script = tmp_path / "browser.py"
+    script.write_text(
+        "import sys, urllib.request\n"
+        "text = urllib.request.urlopen(sys.argv[1]).read().decode()\n"
+        f"open({str(tmp_path / 'fetched.html')!r}, 'w').write(text)\n"
+    )
+    monkeypatch.setenv("BROWSER", f"{sys.executable} {script} %s")
+    write(("rounds = 2", "rounds = 40"))
+    result = fedloom("run", "my.toml", "--out", "run", "--open")
+    assert result.code == 0
+    assert re.match(r"http://127\.0\.0\.1:\d+/ shows the run from its first round on", result.err)
+    assert "In progress: " in (tmp_path / "fetched.html").read_text()
+    assert "In progress: " not in (tmp_path / "run/report.html").read_text()
 
 
 def test_run_end_writes_report_unless_disabled(fedloom, write, tmp_path, monkeypatch):

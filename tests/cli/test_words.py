@@ -9,8 +9,9 @@ import typer
 
 import fedloom as fl
 from fedloom.cli.app import app
-from fedloom.reporting.page import build_page, write_sentences
+from fedloom.reporting.page import build_page
 from fedloom.reporting.report_data import read_report_data
+from fedloom.reporting.summary import write_sentences
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +42,12 @@ def test_handle_and_report_of_personal_models_show_their_own_tests_first(persona
     assert "accuracy on the local test" in run.picture() or not run.picture()
     data = read_report_data([folder])
     assert data.test == "local"
-    first, second, *_ = write_sentences(data)
-    assert "accuracy on the local test: " in first and second.startswith("On the global test: ")
-    titles = re.findall(r'<h2 id="[\w-]+-title">(.*?)</h2>', build_page(data).html)
-    assert titles[1:3] == ["Accuracy on the local test against rounds", "Accuracy on the global test against rounds"]
+    first, judged, *rest = write_sentences(data)
+    assert first.startswith("standalone reaches an accuracy of ")
+    assert judged.startswith("Judged on the devices' own test examples")
+    assert any(line.startswith("On the whole test set: ") for line in rest)
+    titles = re.findall(r'<h2[^>]* id="[\w-]+-title">(.*?)</h2>', build_page(data).html)
+    assert titles[:2] == ["Accuracy on the local test against rounds", "Accuracy on the global test against rounds"]
 
 
 def test_tracker_of_personal_models_gets_their_own_tests_first(fedloom, write, tmp_path):

@@ -20,9 +20,10 @@ def shown_output() -> list[str]:
 
 
 def losses(output: list[str]) -> list[str]:
-    """Verdicts that the method is worse than an alternative beyond noise."""
-    sentences = re.sub(r"\n    ", " ", "\n".join(output)).splitlines()  # those that are wrapped on one line
-    return [line for line in sentences if re.search(r" beats heterofl .* may be claimed", line)]
+    """Lines of the verdict in which the method is worse than an alternative beyond noise."""
+    return [
+        line for line in output if re.search(r": -[\d.]+ points against .*: (beyond noise|all \d+ seeds agree)", line)
+    ]
 
 
 def without_folder(output: list[str]) -> list[str]:
@@ -30,14 +31,14 @@ def without_folder(output: list[str]) -> list[str]:
 
 
 def test_losses_finds_verdicts_beyond_noise() -> None:
-    where = "on small devices by 8.6 points (± 5.4, 1 seed):"
-    lost, won = (f"  {pair} {where}" for pair in ("small-for-all beats heterofl", "heterofl beats small-for-all"))
-    claimed, unclear = "    beyond noise, may be claimed", "    within noise, not to be claimed"
-    assert losses([lost, claimed, won, claimed, lost, unclear]) == [f"{lost} {claimed.strip()}"]
+    lost, won = (f"  small: {sign}8.6 points against small-for-all (± 5.4, 1 seed): " for sign in "-+")
+    lines = [f"{lost}beyond noise", f"{won}beyond noise", f"{lost}within noise"]
+    assert losses(lines) == [f"{lost}beyond noise"]
 
 
 def test_readme_first_run_has_no_loss_beyond_noise() -> None:
-    assert sum("within noise, not to be claimed" in line for line in shown_output()) == 3
+    assert sum(line.endswith(": within noise") for line in shown_output()) == 3
+    assert any("is within noise of the best simple alternative" in line for line in shown_output())
     assert losses(shown_output()) == []
 
 

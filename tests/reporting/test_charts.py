@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting.charts import COMPARED, SINGLE, Chart, MissingChart
+from fedloom.reporting.charts import Chart, MissingChart, build_charts, build_hero_charts
 from fedloom.reporting.charts.devices import build_partition_chart, worst_tenth
 from fedloom.reporting.charts.participation import build_coverage_chart
 from fedloom.reporting.report_data import ReportData, RunReader, read_report_data
@@ -38,6 +38,7 @@ SAYS = {  # a column whose values must differ
     "devices": "accuracy", "time": "training_seconds", "personalized": "personalized", "participation": "outcome",
     "coverage": "updates", "partition": "examples", "cka": "cka", "refusals": "replies", "norms": "median",
     "uploads": "bytes", "differences": "difference", "arms": "accuracy_mean",
+    "alone": "gain",
 }  # fmt: skip
 SEVERAL = {
     "arms": ["arm", "tier", "test", "accuracy_mean", "accuracy_std", "can_run"],
@@ -49,13 +50,20 @@ SEVERAL = {
     "targets": [*ONE_RUN["targets"], "gain"],
     "pareto": ONE_RUN["pareto"],
     "devices": ONE_RUN["devices"],
+    "alone": ["arm", "seed", "device", "gain", "worse_off"],
     "time": ONE_RUN["time"],
 }  # fmt: skip
 
 
+def build_all(report: ReportData) -> list[Chart | MissingChart]:
+    return [
+        *build_hero_charts(report),
+        *(chart for of_section in build_charts(report).values() for chart in of_section),
+    ]
+
+
 def charts_of(report: ReportData) -> dict[str, Chart]:
-    built = [make(report) for make in (*COMPARED, *SINGLE)]
-    return {one.key: one for one in built if isinstance(one, Chart)}
+    return {one.key: one for one in build_all(report) if isinstance(one, Chart)}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +142,7 @@ def test_charts_of_language_model_use_perplexity(text: Path) -> None:
 
 
 def test_missing_charts_give_reasons(text: Path) -> None:
-    built = [make(read_report_data([text])) for make in (*COMPARED, *SINGLE)]
+    built = build_all(read_report_data([text]))
     reasons = {one.title: one.reason for one in built if isinstance(one, MissingChart)}
     assert reasons["Initial against personalized accuracy"] == "the recipe has no evaluation.fine_tune"
     assert reasons["Lost and refused replies"] == "every reply was admitted"

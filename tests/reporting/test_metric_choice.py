@@ -13,7 +13,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.reporting.charts.devices import worst_tenth
 from fedloom.reporting.ledger import ALL, ClaimSide, ClaimTerms, Evidence, baseline_target, evaluate_claim
-from fedloom.reporting.page import build_page, write_sentences
+from fedloom.reporting.page import build_page
 from fedloom.reporting.paired_stats import (
     ACCURACY,
     PERPLEXITY,
@@ -24,6 +24,7 @@ from fedloom.reporting.paired_stats import (
     metric_of,
 )
 from fedloom.reporting.report_data import ReportData, ReportError, read_report_data
+from fedloom.reporting.summary import write_sentences
 from fedloom.reporting.tables import ComparisonTerms, build_tables, conclude
 from fedloom.reporting.targets import rounds_to, target_from
 from fedloom.runs.build import assemble
@@ -123,7 +124,7 @@ def test_page_about_a_chosen_metric_shows_it_everywhere(single: Path) -> None:
     page = build_page(data)
     assert "Calibration error per device" in page.html
     assert "devices.csv" in page.csvs and "calibration_error" in page.csvs["devices.csv"].splitlines()[0]
-    assert any("calibration_error on the global test" in sentence for sentence in write_sentences(data))
+    assert write_sentences(data)[0].startswith("heterofl reaches a calibration error of ")
     assert read_report_data([single], metric="recall[3]").metric.unit == " %"
 
 

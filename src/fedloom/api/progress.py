@@ -118,7 +118,20 @@ def round_display(runs: Mapping[str, int]) -> Iterator[ShowRound]:
         with progress_bars(console, runs) as show:
             yield show
     else:
-        yield lambda name, result: logger.info(format_round(name, result))
+        spent = OwnSeconds()
+        yield lambda name, result: logger.info(format_round(name, result) + spent.add(name, result))
+
+
+class OwnSeconds:
+    """The seconds that each run has taken itself, without those of others beside it."""
+
+    def __init__(self) -> None:
+        self.by_run: dict[str, float] = {}
+
+    def add(self, run: str, result: "RoundResult") -> str:
+        """Count a round; returns what the line of the last one says besides."""
+        self.by_run[run] = self.by_run.get(run, 0.0) + result.seconds
+        return f"  {format_seconds(self.by_run[run])} in all" if result.number == result.of > 1 else ""
 
 
 @contextmanager
@@ -133,15 +146,22 @@ def progress_bars(console: "Console", runs: Mapping[str, int]) -> Iterator[ShowR
     texts = (
         "{task.description}",
         "round {task.completed}/{task.total}",
+        "{task.fields[spent]}",
         "{task.fields[left]}",
         "{task.fields[metrics]}",
     )
-    name, number, left, metrics = (TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in texts)
-    columns = (name, BarColumn(bar_width=20), number, left, metrics)
+    name, number, spent, left, metrics = (
+        TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in texts
+    )
+    columns = (name, BarColumn(bar_width=12), number, spent, left, metrics)
     with Progress(*columns, console=console, auto_refresh=False, redirect_stdout=False) as progress:
-        bars = {run: _Bar(progress.add_task(run, total=rounds, left="", metrics="")) for run, rounds in runs.items()}
+        bars = {
+            run: _Bar(progress.add_task(run, total=rounds, spent="", left="", metrics=""))
+            for run, rounds in runs.items()
+        }
         progress.refresh()
-        yield lambda run, result: _update(progress, bars, run, result)
+        own = OwnSeconds()
+        yield lambda run, result: _update(progress, bars, own, run, result)
 
 
 @dataclass
@@ -156,17 +176,21 @@ class _Bar:
         return rounds * (time.monotonic() - self.started) / self.rounds
 
 
-def _update(progress: "rich_progress.Progress", bars: dict[str, _Bar], run: str, result: "RoundResult") -> None:
+def _update(
+    progress: "rich_progress.Progress", bars: dict[str, _Bar], own: OwnSeconds, run: str, result: "RoundResult"
+) -> None:
+    in_all = own.add(run, result)
     if result.number < result.of:
         bar = bars[run]
         bar.rounds += 1
         bar.metrics = _format_metrics(result) or bar.metrics  # not every round is evaluated
         left = f"{format_seconds(bar.seconds_left(result.of - result.number))} left"
-        progress.update(bar.task, completed=result.number, left=left, metrics=bar.metrics)
+        spent = f"{format_seconds(own.by_run[run])} own,"
+        progress.update(bar.task, completed=result.number, spent=spent, left=left, metrics=bar.metrics)
     else:
         if run in bars:  # a method's last exchange comes after the last round
             progress.remove_task(bars.pop(run).task)
-        progress.console.print(format_round(run, result), markup=False, highlight=False, soft_wrap=True)
+        progress.console.print(format_round(run, result) + in_all, markup=False, highlight=False, soft_wrap=True)
     progress.refresh()
 
 

@@ -13,7 +13,7 @@ from ..evaluation import Row
 from ..exporting import InputKind
 from ..recipe.paths import require_place, resolve_data_folder
 from ..recipe.registries import Registries
-from ..reporting.page import REFRESH_SECONDS, build_page, figures_folder
+from ..reporting.page import REFRESH_SECONDS, Page, build_page, figures_folder
 from ..reporting.report_data import ReportData, read_report_data
 from ..results import Record, Result, line_chart
 from ..runs.folder import Final, read_headline_test, read_manifest, read_metrics, read_rows, summarize
@@ -27,7 +27,7 @@ REPORT = "report.html"
 def write_report(
     folders: Sequence[Path], file: Path, test: str | None = None, metric: str | None = None,
     refresh: float = REFRESH_SECONDS,
-) -> ReportData:  # fmt: skip
+) -> tuple[ReportData, Page]:  # fmt: skip
     """Write the page of a run, a comparison or several runs.
 
     Parameters
@@ -35,17 +35,32 @@ def write_report(
     folders : of the runs, or of the comparison.
     file : the page.
     test, metric : as for `report`.
-    refresh : seconds after which the page of a run that goes on reloads itself.
+    refresh : seconds after which the page of a run that goes on is brought up to date.
 
     Returns
     -------
-    ReportData
-        What the page shows.
+    tuple
+        What the page shows, and the page.
     """
     data = read_report_data(list(folders), test, metric)
     require_place(file)
-    build_page(data, figures_folder(file), refresh).write(file)
-    return data
+    page = build_page(data, figures_folder(file), refresh)
+    page.write(file)
+    return data, page
+
+
+def default_report_file(folders: Sequence[Path]) -> Path:
+    """The page of a run or comparison is in its folder; that of several is beside the first, named after them.
+
+    Parameters
+    ----------
+    folders : of the runs, or of the comparison.
+    """
+    if len(folders) == 1:
+        return folders[0] / REPORT
+    names = [folder.resolve().name for folder in folders]
+    listed = "-".join(names) if len(names) <= 4 else f"{'-'.join(names[:3])}-and-{len(names) - 3}-more"
+    return folders[0].resolve().parent / f"report-{listed}.html"
 
 
 @dataclass(frozen=True, repr=False)

@@ -42,7 +42,6 @@ from ..recipe.paths import choose_output_folder, resolve_data_folder
 from ..recipe.registries import KINDS, Registries
 from ..registry import Layered, suggest
 from ..reporting.paired_stats import mean_and_std
-from ..reporting.report_data import ReportError
 from ..reporting.tables import FILES, ComparisonResult
 from ..reporting.targets import BudgetUnit
 from ..results import Record, Result
@@ -59,7 +58,7 @@ from ..studies.controls import CONTROLS, arms_with_methods, build_arms, errors_a
 from ..wording import pluralize
 from .parts import is_same_entry
 from .progress import Progress, display, explain_interrupt, run_experiment, run_group
-from .run import REPORT, Run, write_report
+from .run import Run, default_report_file, write_report
 from .simulation import Simulation, find_trackers, with_files
 
 __all__ = [
@@ -325,7 +324,8 @@ class CompareResult(Result):
 
     @property
     def title(self) -> str:
-        return "\n".join([f"comparison in {self.folder}, on the {self.result.test} test", *self.verdict])
+        lines = [f"comparison in {self.folder}, on the {self.result.test} test", self.result.finding, *self.verdict]
+        return "\n".join(filter(None, lines))
 
     def records(self) -> list[Record]:
         return [_flat(record) for record in self.result.records]
@@ -335,6 +335,7 @@ class CompareResult(Result):
             "run": str(self.folder),
             "arms": self.result.records,
             "test": self.result.test,
+            "finding": self.result.finding,
             "verdict": self.result.verdict,
             "targets": [target.record() for target in self.result.reached],
             "claims": [claim.record() for claim in self.result.claims],
@@ -609,7 +610,7 @@ def report(
     Parameters
     ----------
     runs : the folder of a run or of a comparison, or several runs.
-    out : the page. Default: report.html in the folder.
+    out : the page. Default: report.html in the folder; of several runs, report-A-B.html beside the first.
     test : "global" or "local". Default: the one that the method is for.
     metric : what tables and charts show first. Default: accuracy, or perplexity for language models.
 
@@ -621,9 +622,7 @@ def report(
     single = isinstance(runs, str | Path | Run | CompareResult)
     listed = [runs] if single else list(runs)  # type: ignore[arg-type]
     folders = [one.folder if isinstance(one, Run | CompareResult) else Path(one) for one in listed]  # type: ignore[arg-type]
-    if out is None and len(folders) > 1:
-        raise ReportError("a page of several runs has no default path", "set out=FILE.html")
-    file = folders[0] / REPORT if out is None else Path(out)
+    file = default_report_file(folders) if out is None else Path(out)
     write_report(folders, file, test, metric)
     return file
 

@@ -1,5 +1,6 @@
 """fedloom compare: a recipe against other arms and the usual ways to treat a fleet, paired by seed."""
 
+import math
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -7,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..wording import wrap
+from ..wording import pluralize, wrap
 from .options import EqualBudget, Options, split_names, verb
-from .output import RUN_FAILED, Exit, columns, write, write_json
+from .output import RUN_FAILED, Exit, columns, emphasize, write, write_json
 from .report import REPORT, write_final_report
 
 if TYPE_CHECKING:
     from ..api.verbs import CompareResult
+    from ..reporting.paired_stats import Difference
     from ..reporting.tables import ComparisonResult
+
+MOST_VERDICT_LINES = 5
 
 
 class TableFormat(StrEnum):
@@ -105,11 +109,37 @@ def comparison_text(result: "ComparisonResult") -> str:
         + "\n".join(map(wrap, table.legend("*").splitlines()))
         for table in build_tables(result)
     ]
-    parts = [*tables, _paragraph("verdict", result.verdict)]
+    parts = [*tables, "\n".join(["verdict", *verdict_lines(result)])]
     if result.left_out:
         reasons = [f"{name}: {reason}" for name, reason in result.left_out.items()]
         parts.append(_paragraph("left out, because they do not fit this recipe", reasons))
     return "\n\n".join(parts)
+
+
+def verdict_lines(result: "ComparisonResult") -> list[str]:
+    """At most five lines: the finding, what went wrong, then a line per tier; the report has every statement."""
+    subjects = {gain.this for gain in result.gains}
+    named = len(subjects) > 1 or not result.finding.startswith(tuple(f"{name} " for name in subjects))
+    gains = [_gain_line(gain, named) for gain in result.gains]
+    sentences = [result.finding, *result.notes, *gains, *map(str, result.claims)]
+    sentences += [line for line in result.statements if line not in sentences]
+    lines: list[str] = []
+    for number, sentence in enumerate(filter(None, sentences)):
+        wrapped = wrap(sentence, "  ", "    ").splitlines()
+        if number and len(lines) + len(wrapped) > MOST_VERDICT_LINES:
+            continue
+        lines += [emphasize(line) for line in wrapped] if number == 0 and result.finding else wrapped
+    return lines[:MOST_VERDICT_LINES]
+
+
+def _gain_line(gain: "Difference", named: bool) -> str:
+    """One tier in one line: by how much, against which arm, and whether it may be claimed."""
+    metric, seeds = gain.metric, pluralize(gain.seeds, "seed")
+    noise = f"± {metric.number(gain.noise)}, " if math.isfinite(gain.noise) else ""
+    size = f"{metric.number(gain.mean, '+')}{metric.difference_unit}"
+    verdict = gain.verdict.partition(",")[0]
+    arm = f"{gain.this} " if named else ""
+    return f"{gain.tier}: {arm}{size} against {gain.other} ({noise}{seeds}): {verdict}"
 
 
 def _paragraph(title: str, lines: list[str]) -> str:

@@ -45,11 +45,14 @@ def list_names(
     options: Options,
     kind: Annotated[NameKind, typer.Argument(help="Which names.")],
     name: Annotated[str | None, typer.Argument(help="One of them: its settings; for runs, their folder.")] = None,
+    html: Annotated[bool, typer.Option("--html", help="For runs: write a page of all of them, index.html.")] = False,
 ) -> None:
     """List methods, models, datasets and the other names a recipe can use; with a NAME, its settings."""
     if kind is NameKind.runs:
-        _show_runs(options, Path(name or "runs"))
+        _show_runs(options, Path(name or "runs"), html)
         return
+    if html:
+        raise typer.BadParameter("only runs have a page", param_hint="--html")
     entries = _entries(kind, options.registries)
     if name is None:
         records = [_record(entry) for entry in entries.values()]
@@ -65,10 +68,19 @@ def list_names(
     options.show(_record(entries[name]), _details(entries[name]))
 
 
-def _show_runs(options: Options, home: Path) -> None:
-    """The runs and comparisons in a folder, the latest first."""
+def _show_runs(options: Options, home: Path, html: bool) -> None:
+    """The runs and comparisons in a folder, the latest first; `html`: as a page in that folder."""
     from ..runs.resume import list_runs
 
+    if html:
+        from ..files import write_atomic
+        from ..reporting.gallery import build_gallery
+
+        found, file = list_runs(home), home / "index.html"
+        home.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, build_gallery(home, found).encode())
+        options.show({"gallery": str(file), "runs": len(found)}, f"gallery: {file}")
+        return
     records = [
         {"name": str(folder), "status": manifest["status"], "started": manifest["started"],
          "kind": "comparison" if "arms" in manifest else "run"}

@@ -71,6 +71,9 @@ class Options:
     format: Annotated[OutputFormat, typer.Option("--format", help="text for people, json for programs.")] = (
         OutputFormat.text
     )
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Show the report in a browser, on 127.0.0.1, while it runs.")
+    ] = False
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write report.html at the end.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import re
 import sys
 import traceback
@@ -39,6 +40,12 @@ class Exit(Exception):  # noqa: N818 - not an error: the way out
 def write(text: str = "") -> None:
     """Write data for people to stdout."""
     sys.stdout.write(text + "\n")
+
+
+def emphasize(text: str) -> str:
+    """The text in bold, on a terminal that shows it and whose user has not set NO_COLOR."""
+    plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[1m{text}\x1b[0m"
 
 
 def write_json(data: Any) -> None:

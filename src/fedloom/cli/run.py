@@ -9,7 +9,7 @@ import typer
 from .compare import comparison_text
 from .options import Options, demo_recipe, verb
 from .output import RUN_FAILED, Exit, columns
-from .report import write_final_report
+from .report import live_page, write_final_report
 
 if TYPE_CHECKING:
     from ..api.run import Run
@@ -21,7 +21,20 @@ NEXT = """next: fedloom list methods
       fedloom compare my.toml --seeds 3"""
 
 
-@verb("sets", "seed", "out", "data_dir", "workers", "device", "files", "track", "format", "no_report", "quiet")
+@verb(
+    "sets",
+    "seed",
+    "out",
+    "data_dir",
+    "workers",
+    "device",
+    "files",
+    "track",
+    "format",
+    "open_page",
+    "no_report",
+    "quiet",
+)
 def run(
     options: Options,
     recipe: Annotated[Path | None, typer.Argument(help="A recipe; default: the demonstration.")] = None,
@@ -33,14 +46,21 @@ def run(
     """Train by a recipe. Without one: twenty devices of three sizes on bundled images, in under a minute."""
     from ..api.verbs import compare, run
     from ..recipe.errors import RecipeIssue
+    from ..recipe.paths import choose_output_folder
 
     trackers = options.trackers()
     if recipe is None and engine is not None:
         issue = RecipeIssue(("engine", "kind"), "ENGINE_DEMO", "the demonstration runs in process")
         raise options.load(demo_recipe()).error(issue)
     shared = options.arguments("sets", "seed", "out", "data_dir", "workers")
+    if options.open_page and shared["out"] is None:
+        shared["out"] = choose_output_folder(
+            None, "compare" if recipe is None else options.load(recipe).recipe.method.name
+        )
+    live = shared["out"] if options.open_page else None
     if recipe is None:
-        compared = compare(demo_recipe(), controls=DEMO_CONTROLS, track=trackers, command="fedloom run", **shared)
+        with live_page(live):
+            compared = compare(demo_recipe(), controls=DEMO_CONTROLS, track=trackers, command="fedloom run", **shared)
         finished = compared.runs(compared.result.records[0]["arm"])[0]
         report = write_final_report(compared.folder, options.no_report)
         _show(options, finished, comparison_text(compared.result), report, NEXT)
@@ -48,7 +68,8 @@ def run(
             raise Exit(RUN_FAILED)
         return
     changes = [*options.changes, *([] if engine is None else [f"engine.kind={engine}"])]
-    finished = run(recipe, force=force, track=trackers, **{**shared, "sets": changes})
+    with live_page(live):
+        finished = run(recipe, force=force, track=trackers, **{**shared, "sets": changes})
     _show(options, finished, final_table(finished), write_final_report(finished.folder, options.no_report))
 
 

@@ -1,13 +1,18 @@
-"""Model cards: an exported file's metrics, cost, origin and usage, as JSON and as Markdown."""
+"""Model cards: an exported file's metrics, cost, origin and usage, as JSON, as Markdown and as a page."""
 
 import json
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
 from ..data.tasks import TaskFamily
+from ..design import stylesheet
 from ..evaluation.metrics import metric_info
-from ..wording import pluralize
+from ..wording import format_amount, format_bytes, pluralize
 from .formats import FORMATS
 
 SCHEMA_VERSION = 1
@@ -48,7 +53,7 @@ OUTPUT_MEANINGS: dict[TaskFamily, str] = {
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write a model card as JSON and as Markdown.
+    """Write a model card as JSON, as Markdown and as a page in the style of the report.
 
     Parameters
     ----------
@@ -58,6 +63,7 @@ def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     text = json.dumps({"schema_version": SCHEMA_VERSION, **card}, indent=2, allow_nan=False)
     (folder / "card.json").write_text(text + "\n", encoding="utf-8")
     (folder / "card.md").write_text(as_markdown(card), encoding="utf-8")
+    (folder / "card.html").write_text(as_html(card), encoding="utf-8")
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -89,10 +95,66 @@ def as_markdown(card: Mapping[str, Any]) -> str:
         "Origin": _origin(card),
         "License": _license(card),
     }
-    lines = [f"# {card['name']}", "", *_table(_figures(card))]
+    lines = [f"# {card['name']}", "", summarize_card(card), "", *_table(_figures(card))]
     for title, content in sections.items():
         lines += ["", f"## {title}", "", *content]
     return "\n".join(lines) + "\n"
+
+
+def summarize_card(card: Mapping[str, Any]) -> str:
+    """What the model is and how good, in one sentence.
+
+    Parameters
+    ----------
+    card : the model card.
+    """
+    cost = f"{format_amount(card['macs'])} multiply-adds and {format_bytes(card['bytes'])}"
+    found = _headline(card)
+    if found is None:
+        return f"{card['name']}: not evaluated; {cost}."
+    test, metric, value, _ = found
+    return f"{card['name']}: {metric.replace('_', ' ')} {_number(metric, value)} on the {test} test, {cost}."
+
+
+def _headline(card: Mapping[str, Any]) -> tuple[str, str, float, str] | None:
+    """Test, metric and value of this file, else of the run, on the test that the model is for; and whose it is."""
+    for source, tests in (("of this file", card["measured"]), ("of the run", card["evaluated"]["tests"])):
+        for test, metrics in tests.items():
+            for metric, value in metrics.items():
+                if value is not None:
+                    return test, metric, value, source
+    return None
+
+
+def as_html(card: Mapping[str, Any]) -> str:
+    found, speed = _headline(card), card["latency"]
+    tiles = []
+    if found is not None:
+        test, metric, value, source = found
+        tiles.append((f"{metric.replace('_', ' ').capitalize()}, {test} test", _number(metric, value), source))
+    tiles += [
+        ("Multiply-adds", format_amount(card["macs"]), "for one example"),
+        ("Parameters", format_amount(card["parameters"]), ""),
+        ("File", format_bytes(card["bytes"]), card["format"]),
+        ("Latency", f"{speed['median_ms']:.3g} ms", f"one example, {speed['runtime']}, one thread"),
+    ]
+    sections = {
+        "Input and output": _without_marks(_inputs_and_outputs(card)),
+        "Use": usage_snippet(card),
+        "Origin": _without_marks(_origin(card)),
+        "License": _license(card),
+    }
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((files("fedloom.exporting") / "card.html").read_text(encoding="utf-8"))
+    return template.render(
+        card=card, summary=summarize_card(card), tiles=tiles, sections=sections, figures=_figures(card),
+        css=Markup(stylesheet()),
+    )  # fmt: skip
+
+
+def _without_marks(lines: list[str]) -> list[str]:
+    """Lines of a Markdown list as plain text."""
+    return [line.removeprefix("- ").replace("`", "") for line in lines]
 
 
 def _figures(card: Mapping[str, Any]) -> list[tuple[str, str]]:

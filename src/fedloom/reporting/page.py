@@ -1,13 +1,10 @@
-"""The report: one self-contained HTML file with sentences, a table by tier and charts, and a CSV file per chart."""
+"""The report: one self-contained HTML page with the finding, large numbers and charts, and a CSV file per chart."""
 
 import base64
-import math
 import re
 import shlex
-import statistics
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,18 +12,20 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from ..design import stylesheet
 from ..files import write_atomic
-from ..wording import format_bytes, format_points, join_words, plural, pluralize
-from .charts import COMPARED, SINGLE, Chart, MissingChart, build_metric_charts
-from .charts.drawing import chart_style, render_svg, swatch
-from .paired_stats import Arm, compute_difference, mean_and_std, other_test, transfer_rows
-from .report_data import Group, ReportData, RunReader
+from ..wording import plural, pluralize
+from .charts import OF_ONE_RUN, SECTIONS, Chart, MissingChart, build_charts, build_hero_charts
+from .charts.drawing import Key, render_svg, swatch
+from .charts.looks import arm_look, tier_look
+from .report_data import ReportData
+from .summary import TIER_COLUMNS, build_tiles, summarize_tiers, write_basis, write_headline
 
 FIGURES = "figures"
 MAX_INLINE_CSV = 40_000  # bytes of a CSV file that the page embeds
 LISTED_CLASSES = 20
 MAX_TABLE_ROWS = 60  # in the table of a chart
-REFRESH_SECONDS = 5.0  # how often the page of a running experiment reloads itself
+REFRESH_SECONDS = 5.0  # how often the page of a running experiment is brought up to date
 
 
 @dataclass(frozen=True)
@@ -48,173 +47,60 @@ def figures_folder(file: Path) -> str:
 
 
 def build_page(report: ReportData, figures: str = FIGURES, refresh: float = REFRESH_SECONDS) -> Page:
-    """The page; while the run goes on, it reloads itself every `refresh` seconds."""
-    compared, single = ([build(report) for build in builders] for builders in (COMPARED, SINGLE))
-    compared += build_metric_charts(report)
-    charts = [chart for chart in (*compared, *single) if isinstance(chart, Chart)]
+    """The page; while the run goes on, it brings itself up to date every `refresh` seconds."""
+    heroes, charts = build_hero_charts(report), build_charts(report)
+    drawn = [chart for built in (heroes, *charts.values()) for chart in built if isinstance(chart, Chart)]
     summaries = summarize_tiers(report)
-    csvs = {f"{chart.key}.csv": chart.csv() for chart in charts}
+    csvs = {f"{chart.key}.csv": chart.csv() for chart in drawn}
     csvs["tiers.csv"] = Chart("tiers", "", "", TIER_COLUMNS, [astuple(one) for one in summaries], ()).csv()
-    with chart_style():
-        shown = {chart.key: _figure(chart, csvs[f"{chart.key}.csv"], figures) for chart in charts}
+    shown = {chart.key: _figure(chart, csvs[f"{chart.key}.csv"], figures) for chart in drawn}
+    sections = [
+        {
+            "key": section.key, "title": section.title, "about": section.about,
+            "figures": [shown[chart.key] for chart in charts[section.key] if isinstance(chart, Chart)],
+        }
+        for section in SECTIONS
+    ]  # fmt: skip
     content: dict[str, Any] = {
         "report": report,
         "facts": _facts(report),
-        "verdict": write_sentences(report),
+        "headline": write_headline(report),
+        "basis": write_basis(report),
+        "tiles": build_tiles(report),
+        "heroes": [shown[chart.key] for chart in heroes if isinstance(chart, Chart)],
+        "verdict": report.result.verdict if report.result is not None else [],
+        "sections": [section for section in sections if section["figures"] or section["key"] == "cost"],
+        "one_run": OF_ONE_RUN,
         "lines": summaries,
         "tiers_csv": _csv_link(csvs["tiers.csv"], "tiers.csv", figures),
-        "compared": [shown[chart.key] for chart in compared if isinstance(chart, Chart)],
-        "single": [shown[chart.key] for chart in single if isinstance(chart, Chart)],
-        "absent": [chart for chart in (*compared, *single) if isinstance(chart, MissingChart)],
+        "absent": _absent([*heroes, *(chart for built in charts.values() for chart in built)]),
+        "arms": [(group.name, _sample(arm_look(report, group.name))) for group in report.groups],
+        "tier_samples": [(tier, _sample(tier_look(report, tier))) for tier in report.tiers],
+        "last_round": max((reader.rounds for reader in report.readers), default=0),
         "repeat": _repeat_instructions(report),
         "again": f"{refresh:g}",
         "seconds": plural("second", refresh),
         "left_out": report.left_out,
-        **{name: Markup(_read_resource(f"page.{name}")) for name in ("css", "js")},
+        "css": Markup(stylesheet() + read_resource("page.css")),
+        "js": Markup(read_resource("page.js")),
     }
-    return Page(_template().render(content), csvs)
+    return Page(render_template("page.html", content), csvs)
 
 
-@dataclass(frozen=True)
-class TierSummary:
-    """What a device of a tier runs, transfers and ends up with in one arm."""
-
-    arm: str
-    tier: str
-    can_run: bool
-    share: float  # of the devices
-    parameters: int | None
-    macs: int | None
-    bytes_down: float | None  # per device and round
-    bytes_up: float | None
-    mean: float
-    std: float
-    seeds: int
-    gain_over_standalone: str  # empty: unknown
+def _absent(charts: Sequence[Chart | MissingChart]) -> list[MissingChart]:
+    return list(dict.fromkeys(chart for chart in charts if isinstance(chart, MissingChart)))
 
 
-TIER_COLUMNS = tuple(TierSummary.__dataclass_fields__)
-
-
-def summarize_tiers(report: ReportData) -> list[TierSummary]:
-    standalone = next((group.arm for group in report.groups if group.name == "standalone"), None)
-    return [_summarize_tier(report, group, tier, standalone) for group in report.groups for tier in report.tiers]
-
-
-def _summarize_tier(report: ReportData, group: Group, tier: str, standalone: Arm | None) -> TierSummary:
-    arm, served = group.arm, group.arm.serving[tier]
-    fleet = group.readers[0].fleet
-    costs: dict[str, Any] = next((one for one in fleet["tiers"] if one["name"] == served.tier), {})
-    values = [value for value in arm.final_values(tier, report.test) if not math.isnan(value)]
-    return TierSummary(
-        group.name, tier, served.can_run, report.terms.shares.get(tier, 0.0),
-        costs.get("parameters"), costs.get("macs"), *_bytes_per_device(group.readers[0], served.tier),
-        **(mean_and_std(values) if values else {"mean": math.nan, "std": 0.0}), seeds=len(group.readers),
-        gain_over_standalone=_gain_over_standalone(report, group.arm, standalone, tier),
-    )  # fmt: skip
-
-
-def _gain_over_standalone(report: ReportData, arm: Arm, standalone: Arm | None, tier: str) -> str:
-    """The difference to training alone, with its noise unless it is beyond it."""
-    if standalone is None or standalone is arm or not report.is_evaluated or not arm.serving[tier].can_run:
-        return ""
-    gap = compute_difference(arm, standalone, tier, report.test, report.terms.examples)
-    if math.isnan(gap.mean):
-        return ""
-    number = gap.metric.number
-    noise = f"± {number(gap.noise)}" if math.isfinite(gap.noise) else "unknown"
-    return number(gap.mean, "+") + ("" if gap.beyond_noise else f" (noise {noise})")
-
-
-def _bytes_per_device(reader: RunReader, tier: str) -> tuple[float | None, float | None]:
-    """Bytes down per request and bytes up per admitted reply."""
-    requests, replies, down, up = 0, 0, 0, 0
-    for line in reader.participation:
-        if line["tier"] == tier:
-            requests += len(line["devices"])
-            down += line["bytes_down"]
-            if line["outcome"] == "admitted":
-                replies += len(line["devices"])
-                up += sum(line["bytes_up"].values())
-    return (down / requests if requests else None), (up / replies if replies else None)
-
-
-def write_sentences(report: ReportData) -> list[str]:
-    """The verdict in sentences: of a comparison its result, of a run its final values."""
-    if report.result is not None:
-        return [*_winner_sentences(report), *report.result.verdict]
-    evaluated = [summary for summary in summarize_tiers(report) if not math.isnan(summary.mean)]
-    if not evaluated:
-        return ["Nothing has been evaluated yet."]
-    participation = _participation_sentences(report.first)
-    final = [_final_value_sentence(report, evaluated), *_other_test_sentence(report)]
-    return [*final, *participation, _noise_sentence(report, evaluated)]
-
-
-def _winner_sentences(report: ReportData) -> list[str]:
-    assert report.result is not None
-    winners = report.result.winners
-    won = [f"{name} for tier {tier}" for tier, name in winners.items() if name]
-    undecided = [tier for tier, name in winners.items() if not name]
-    lines = [f"Best beyond noise: {join_words(won)}."] if won else []
-    tiers = f"{plural('tier', len(undecided))} {join_words(undecided)}" if undecided else ""
-    return [*lines, *([f"No arm is best beyond noise for {tiers}."] if undecided else [])]
-
-
-def _final_value_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
-    reader, metric, seeds = report.first, report.metric, len(report.groups[0].readers)
-    values = [
-        f"{one.tier} {metric.format(one.mean)}" + (f" ± {metric.number(one.std)}" if one.std else "")
-        for one in evaluated
-    ]
-    if report.has_several_arms:
-        values = [f"{one.arm} {value}" for one, value in zip(evaluated, values, strict=True)]
-    when = f"After {pluralize(reader.rounds, 'round')}"
-    if report.is_running:
-        when = f"So far, after {reader.rounds} of {pluralize(reader.recipe['rounds'], 'round')}"
-    over = f", mean over {pluralize(seeds, 'seed')}" if seeds > 1 else ""
-    return f"{when}, {metric.name} on the {report.test} test{over}: {join_words(values)}."
-
-
-def _other_test_sentence(report: ReportData) -> list[str]:
-    """The final values on the test that comes second."""
-    other = other_test(report.test)
-    shown = replace(report, terms=replace(report.terms, test=other))
-    values = [one for one in summarize_tiers(shown) if not math.isnan(one.mean)]
-    prefix = "{0.arm} {0.tier}" if report.has_several_arms else "{0.tier}"
-    parts = [f"{prefix.format(one)} {report.metric.format(one.mean)}" for one in values]
-    return [f"On the {other} test: {join_words(parts)}."] if parts else []
-
-
-def _participation_sentences(reader: RunReader) -> list[str]:
-    outcomes = Counter[str]()
-    for line in reader.participation:
-        outcomes[line["outcome"]] += len(line["devices"])
-    moved = sum(row.value for row in transfer_rows(reader.rows))
-    if not outcomes.total():
-        return []
-    share = 100 * outcomes["admitted"] / outcomes.total()
-    replies = f"{share:.0f} % of {outcomes.total():,} requests to devices led to an admitted reply"
-    void = f"{pluralize(len(reader.void_rounds), 'round')} did not count: too few replies."
-    return [f"{replies}; {format_bytes(moved)} were transferred." + (f" {void}" if reader.void_rounds else "")]
-
-
-def _noise_sentence(report: ReportData, evaluated: list[TierSummary]) -> str:
-    """The uncertainty that the size of the test set leaves."""
-    seeds = pluralize(len(report.groups[0].readers), "seed")
-    if not report.metric.has_standard_error:
-        return f"This is based on {seeds}; `fedloom compare --seeds 5` shows how much results vary between seeds."
-    examples = report.terms.examples
-    noise = 2 * report.metric.standard_error(statistics.fmean(one.mean for one in evaluated), examples)
-    known = f"each value is known to about ± {format_points(noise)}"
-    return f"With {seeds} and {pluralize(examples, 'test example')}, {known}."
+def _sample(look: Any) -> Markup:
+    return Markup(swatch(Key("", look, "point")))
 
 
 def _facts(report: ReportData) -> dict[str, Any]:
     """What was run, in one line."""
     reader = report.first
+    names = [group.name for group in report.groups]
     return {
-        "method": " · ".join(group.name for group in report.groups),
+        "method": " · ".join(names) if len(names) < 5 else f"{' · '.join(names[:3])} and {len(names) - 3} more",
         "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
         "data": f"{reader.recipe['data']['dataset']}, {pluralize(reader.recipe['data']['devices'], 'device')}",
         "deviation": reader.manifest.get("data_deviation", ""),
@@ -235,12 +121,13 @@ def _list_classes(names: Sequence[str]) -> str:
 
 def _figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:
     panels = [
-        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}")), "tier": panel.tier, "title": panel.title}
+        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}")), "tier": panel.tier, "title": panel.title,
+         "width": panel.width}
         for number, panel in enumerate(chart.panels)
-    ]
+    ]  # fmt: skip
     return {
-        "key": chart.key, "title": chart.title, "sentence": chart.sentence, "panels": panels,
-        "legend": [(mark, Markup(swatch(mark.index, chart.marks))) for mark in chart.legend],
+        "key": chart.key, "title": chart.title, "sentence": chart.sentence, "panels": panels, "note": chart.note,
+        "legend": [(key, Markup(swatch(key))) for key in chart.legend],
         "columns": chart.columns, "records": chart.records[:MAX_TABLE_ROWS], "rows": len(chart.records),
         "link": _csv_link(csv, f"{chart.key}.csv", figures),
     }  # fmt: skip
@@ -274,22 +161,30 @@ def _repeat_instructions(report: ReportData) -> dict[str, Any]:
     }
 
 
-def _read_resource(name: str) -> str:
+def read_resource(name: str) -> str:
+    """The text of a file of this folder."""
     return (files("fedloom.reporting") / name).read_text(encoding="utf-8")
 
 
-def _template() -> Any:
+def render_template(name: str, content: dict[str, Any]) -> str:
+    """A template of this folder, filled in."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["cell"] = _format_cell
     environment.filters["code"] = _mark_code
+    environment.filters["whole"] = _keep_names_whole
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,.0f}"
-    return environment.from_string(_read_resource("page.html"))
+    return environment.from_string(read_resource(name)).render(content)
 
 
 def _mark_code(text: str) -> Markup:
     """Show text in backticks as code, and keep numbers and their units on one line."""
-    html = re.sub(r"(\d) (%|points?)", "\\1\u00a0\\2", str(escape(text)))
+    html = re.sub(r"(\d) (%|points?|[kMG]?B\b|s\b)", "\\1\u00a0\\2", str(escape(text))).replace("± ", "±\u00a0")
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html))
+
+
+def _keep_names_whole(html: Markup) -> Markup:
+    """Do not break lines inside names with hyphens, such as small-for-all."""
+    return Markup(re.sub(r"\b\w+(?:-\w+)+", r'<span class="whole">\g<0></span>', str(html)))  # Markup would escape it
 
 
 def _format_cell(value: Any) -> str:

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ..evaluation import Row
@@ -153,6 +154,7 @@ def transfer_rows(rows: Sequence[Row]) -> list[Row]:
     return compressed or [row for row in rows if row.metric in PLAIN_BYTES]
 
 
+REFERENCES = ("small-for-all", "drop-the-small")  # the controls that charts show as lines
 LOCAL_TEST, GLOBAL_TEST = "local", "global"  # devices' own test examples, the whole test set
 
 
@@ -200,7 +202,17 @@ class Arm:
     def curves(self, tier: str, test: str) -> list[list[Row]]:
         """Rows of the model that devices of this tier end up with, by seed and evaluation."""
         key = (self.serving[tier].tier, "", test, self.metric.name)
-        return [_curve(rows, self.candidate, key) for rows in self.runs]
+        return [_curve(rows.get(key, []), self.candidate) for rows in self._rows_by_key]
+
+    @cached_property
+    def _rows_by_key(self) -> list[dict[tuple[str, str, str, str], list[Row]]]:
+        """By seed, the rows of each tier, device, test and metric: charts ask for many of them."""
+        found: list[dict[tuple[str, str, str, str], list[Row]]] = []
+        for rows in self.runs:
+            found.append({})
+            for row in rows:
+                found[-1].setdefault((row.tier, row.device, row.test, row.metric), []).append(row)
+        return found
 
     def final_values(self, tier: str, test: str) -> list[float]:
         """The last value, not the best, by seed."""
@@ -227,9 +239,8 @@ class Arm:
         return sum(moved) / rounds if rounds else 0.0
 
 
-def _curve(rows: Sequence[Row], candidate: str, key: tuple[str, str, str, str]) -> list[Row]:
-    matching = [row for row in rows if (row.tier, row.device, row.test, row.metric) == key]
-    return [row for row in matching if row.candidate == (candidate or matching[0].candidate)]
+def _curve(rows: Sequence[Row], candidate: str) -> list[Row]:
+    return [row for row in rows if row.candidate == (candidate or rows[0].candidate)]
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,7 @@ class ReportData:
     equal: BudgetUnit = "rounds"  # the budget that arms share
     notes: Sequence[str] = ()  # further sentences of the comparison
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
+    unpaired: str = ""  # why runs are only shown side by side; empty: they are compared
 
     @property
     def has_several_arms(self) -> bool:
@@ -200,11 +201,12 @@ class ReportData:
     @cached_property
     def result(self) -> ComparisonResult | None:
         """The result by the rules of `fedloom compare`; None for a single arm or before all arms were evaluated."""
-        if not self.has_several_arms or not self.is_evaluated or not self.metric.is_directed:
+        if not self.has_several_arms or self.unpaired or not self.is_evaluated or not self.metric.is_directed:
             return None
         arms = [group.arm for group in self.groups]
         result = conclude(limit_to_budget(arms, self.equal), self.terms)
-        budgets = [] if self.equal == "rounds" else budget_lines(arms, self.equal)
+        lengths = {reader.recipe["rounds"] for reader in self.readers}
+        budgets = budget_lines(arms, self.equal) if self.equal != "rounds" or len(lengths) > 1 else []
         failures = [
             f"{group.name} failed with seed {group.readers[index].seed}"
             for group in self.groups
@@ -215,6 +217,8 @@ class ReportData:
 
     @property
     def missing_result_reason(self) -> str:
+        if self.unpaired:
+            return self.unpaired
         if self.has_several_arms and not self.metric.is_directed:
             return str(UndeclaredDirection(self.metric.name))
         return "not all arms have been evaluated yet" if self.has_several_arms else "there is only one arm"
@@ -287,9 +291,10 @@ def _combine_runs(folders: Sequence[Path], test: str | None, metric: str | None)
     for reader in map(RunReader, folders):
         by_recipe.setdefault(json.dumps({**reader.recipe, "seed": None}, sort_keys=True), []).append(reader)
     arms = [sorted(readers, key=lambda reader: reader.seed) for readers in by_recipe.values()]
-    _check_paired(arms)
+    unpaired = _why_unpaired(arms)
     first = arms[0][0]
-    tiers = first.fleet["tiers"]
+    known = [tier for readers in arms for tier in readers[0].fleet["tiers"]]
+    tiers = list({tier["name"]: tier for tier in reversed(known)}.values())[::-1]
     names = [tier["name"] for tier in sorted(tiers, key=lambda tier: -tier.get("parameters", 0))]
     groups = [
         Group(_build_arm(name, readers, names, metric), readers)
@@ -302,18 +307,22 @@ def _combine_runs(folders: Sequence[Path], test: str | None, metric: str | None)
     )  # fmt: skip
     paths = " ".join(str(folder) for folder in folders)
     command = f"fedloom report {paths}" if len(folders) > 1 else ""
-    return ReportData(groups, _choose_test(terms, groups[0], test), command)
+    return ReportData(groups, _choose_test(terms, groups[0], test), command, unpaired=unpaired)
 
 
-def _check_paired(arms: Sequence[Sequence[RunReader]]) -> None:
+def _why_unpaired(arms: Sequence[Sequence[RunReader]]) -> str:
+    """Why these runs can be shown side by side but not compared; "" if they can. Refuses a run that is named twice."""
     seeds = [[reader.seed for reader in readers] for readers in arms]
-    tiers = [sorted(tier["name"] for tier in readers[0].fleet["tiers"]) for readers in arms]
     if any(len(set(of_arm)) < len(of_arm) for of_arm in seeds):
         raise ReportError("a run with the same recipe and seed is named twice", "name each run once")
-    if any(of_arm != seeds[0] for of_arm in seeds):
-        raise ReportError(f"the arms have different seeds: {seeds}", "name the runs of the same seeds for every arm")
+    if len({readers[0].manifest.get("data", "") for readers in arms}) > 1:
+        return "the runs have different data"
+    tiers = [sorted(tier["name"] for tier in readers[0].fleet["tiers"]) for readers in arms]
     if any(of_arm != tiers[0] for of_arm in tiers):
-        raise ReportError("the runs have different tiers", "use `fedloom compare`, which maps devices of missing tiers")
+        return "the runs have different tiers"
+    if any(of_arm != seeds[0] for of_arm in seeds):
+        return f"the runs have different seeds ({'; '.join(', '.join(map(str, of_arm)) for of_arm in seeds)})"
+    return ""
 
 
 def _arm_names(arms: Sequence[Sequence[RunReader]]) -> list[str]:
@@ -330,9 +339,10 @@ def _arm_names(arms: Sequence[Sequence[RunReader]]) -> list[str]:
 def _build_arm(name: str, readers: Sequence[RunReader], tiers: Sequence[str], metric: str | None) -> Arm:
     trained = {tier["name"] for tier in readers[0].fleet["tiers"] if tier.get("trained", True)}
     largest = next((tier for tier in tiers if tier in trained), tiers[0])
+    own = {tier["name"] for tier in readers[0].fleet["tiers"]}
     serving = {
-        tier: ServedModel(tier, True)
-        if tier in trained
+        tier: ServedModel(tier, tier in trained)
+        if tier in trained or tier not in own
         else ServedModel(largest, tiers.index(tier) < tiers.index(largest))
         for tier in tiers
     }

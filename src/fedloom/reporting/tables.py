@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..wording import format_amount, format_bytes
+from .findings import gains_over_alternatives, has_rival_methods, leads, write_finding
 from .paired_stats import (
     ACCURACY,
     GLOBAL_TEST,
@@ -67,6 +68,14 @@ class ComparisonResult:
     metric: ComparedMetric = ACCURACY
     test: str = "global"  # that the verdict is about
     left_out: dict[str, str] = field(default_factory=dict)  # methods that do not fit, and why
+    finding: str = ""  # what came out, in one sentence
+    gains: list[Difference] = field(default_factory=list)  # by tier: the first arm, or the best one, over the next best
+    statements: list[str] = field(default_factory=list)  # the part of the verdict that compares arms
+
+    @property
+    def notes(self) -> list[str]:
+        """The rest of the verdict: budgets, failures, and arms that did the same."""
+        return [line for line in self.verdict if line not in self.statements]
 
 
 def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
@@ -80,7 +89,13 @@ def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
     lines = write_verdict(arms, tiers, shares, test, terms.examples) + [str(one) for one in fleet] + sooner
     lines += filter(None, [describe_tests(test, terms.headlines)])
     records = summarize_arms(arms, tiers, shares, test)
-    return ComparisonResult(records, lines, reached, claims, fleet, find_winners(arms, terms), first.metric, test)
+    found = (arms, tiers, test, terms.examples)
+    rivals = has_rival_methods(arms, terms.controls)
+    gains = [] if rivals else gains_over_alternatives(*found)
+    return ComparisonResult(
+        records, lines, reached, claims, fleet, find_winners(arms, terms), first.metric, test,
+        finding=write_finding(*found, terms.controls), gains=gains or leads(*found), statements=list(lines),
+    )  # fmt: skip
 
 
 def find_winners(arms: Sequence[Arm], terms: ComparisonTerms) -> dict[str, str | None]:
@@ -226,7 +241,8 @@ def left_out_lines(result: ComparisonResult) -> list[str]:
 
 def to_markdown(result: ComparisonResult) -> str:
     lines = "\n".join(f"- {line}" for line in [*result.verdict, *left_out_lines(result)])
-    return "\n\n".join([*map(_markdown_table, build_tables(result)), lines]) + "\n"
+    finding = [result.finding] if result.finding else []
+    return "\n\n".join([*map(_markdown_table, build_tables(result)), *finding, lines]) + "\n"
 
 
 def _markdown_table(table: TextTable) -> str:

@@ -1,40 +1,42 @@
-"""All arms of a comparison: final values by arm and tier, and paired differences of the first arm to the others."""
+"""All arms of a comparison: final values by tier, with the controls as lines, and differences of the first arm."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from matplotlib.axes import Axes
-
-from ...wording import pluralize
-from ..paired_stats import ComparedMetric, Difference, compute_difference, other_test
+from ...wording import join_words, pluralize
+from ..paired_stats import REFERENCES, ComparedMetric, Difference, compute_difference, other_test
 from ..report_data import ReportData
-from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
+from .drawing import NARROW, Axis, Chart, ChartRow, Dot, Look, MarkKind, MissingChart, Panel, Rule, row_height
+from .looks import arm_look, is_control
 
 ARMS_TITLE, DIFFERENCES_TITLE = "Final values by arm and tier", "Paired differences"
-ROW_SPREAD = 0.5  # of a row, so that tiers with the same model stay visible
 DIFFERENCE_COLUMNS = ("tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds")
 
 
 def build_arms_chart(report: ReportData) -> Chart | MissingChart:
+    """The chart of the first screen: a panel per tier, a row per arm, and a line at each of the two usual controls."""
     if report.result is None:
         return MissingChart(ARMS_TITLE, report.missing_result_reason)
-    metric, arms, tiers = report.metric, report.result.records, list(report.tiers)
-    other = other_test(report.test)
-    key = f"{other}_test"
-    tests = {"": metric.name, **({other: key} if any(arm[key] for arm in arms) else {})}
+    arms, tiers = report.result.records, list(report.tiers)
+    metric, other = report.metric, other_test(report.test)
+    tests = {
+        report.test: metric.name,
+        **({other: f"{other}_test"} if any(arm[f"{other}_test"] for arm in arms) else {}),
+    }
     records: list[ChartRow] = [
-        (arm["arm"], tier, test or report.test, *_value(arm, key, tier).values(), int(arm["can_run"][tier]))
+        (arm["arm"], tier, test, *_value(arm, key, tier).values(), int(arm["can_run"][tier]))
         for test, key in tests.items()
         for arm in arms
         for tier in tiers
     ]
     columns = ("arm", "tier", "test", f"{metric.name}_mean", f"{metric.name}_std", "can_run")
-    legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
-    titles = (f"{report.test} test", f"{other} test") if len(tests) > 1 else ("",)
-    panels = [_arms_panel(arms, tiers, metric, *panel) for panel in zip(tests.values(), titles, strict=True)]
-    return Chart("arms", ARMS_TITLE, _arms_sentence(arms, metric), columns, records, panels, legend, "points")
+    extent = _extent(report, arms)
+    panels = [_arms_panel(report, arms, tier, extent) for tier in tiers]
+    return Chart(
+        "arms", ARMS_TITLE, _arms_sentence(arms, metric), columns, records, panels, note=_arms_note(report, arms)
+    )
 
 
 def _value(arm: dict[str, Any], key: str, tier: str) -> dict[str, float]:
@@ -43,50 +45,86 @@ def _value(arm: dict[str, Any], key: str, tier: str) -> dict[str, float]:
     return value
 
 
-def _arms_panel(
-    arms: Sequence[dict[str, Any]], tiers: Sequence[str], metric: ComparedMetric, key: str, title: str
-) -> Panel:
-    names = [arm["arm"] for arm in arms]
-
-    def draw(axes: Axes) -> None:
-        for row, arm in enumerate(arms):
-            for index, tier in enumerate(tiers):
-                value = _value(arm, key, tier)
-                y = row + ROW_SPREAD * (index - (len(tiers) - 1) / 2) / len(tiers)
-                artists = axes.errorbar(
-                    value["mean"], y, xerr=value["std"] or None, color=drawing.color(index), capsize=2,
-                    marker=drawing.marker(index), markersize=6,
-                    markerfacecolor=None if arm["can_run"][tier] else "none",
-                )  # fmt: skip
-                drawing.tag_tier(list(artists.get_children()), tier)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        drawing.set_labels(axes, metric.axis_label, "")
-
-    parts = [
-        f"{arm['arm']} " + ", ".join(f"{tier} {_format_final(arm, tier, metric, key)}" for tier in tiers)
-        for arm in arms
-    ]
-    alt = f"{metric.title} by arm and tier{', ' + title if title else ''}: {'; '.join(parts)}"
-    return Panel(alt, draw, title, "", (6.4, 0.7 + 0.3 * len(arms)), label_width(names))
+def _uncertainty(report: ReportData, value: dict[str, float], seeds: int) -> float:
+    """Two standard errors of a mean: of the test set, and of the seeds."""
+    if math.isnan(value["mean"]):
+        return 0.0
+    of_test = report.metric.standard_error(value["mean"], report.terms.examples)
+    return 2 * math.hypot(of_test, value["std"] / math.sqrt(seeds))
 
 
-def _format_final(arm: dict[str, Any], tier: str, metric: ComparedMetric, key: str) -> str:
-    mean = _value(arm, key, tier)["mean"]
-    return "nothing" if math.isnan(mean) else metric.format(mean) + ("" if arm["can_run"][tier] else " (too large)")
+def _extent(report: ReportData, arms: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """The same scale in every panel, with room for the whiskers."""
+    values = [_value(arm, report.metric.name, tier) for arm in arms for tier in report.tiers]
+    seeds = len(report.groups[0].readers)
+    known = [(value["mean"], _uncertainty(report, value, seeds)) for value in values if not math.isnan(value["mean"])]
+    if not known:  # every arm failed
+        return 0.0, 1.0
+    low, high = min(mean - noise for mean, noise in known), max(mean + noise for mean, noise in known)
+    room = 0.05 * (high - low) or 0.5
+    return low - room, high + room
+
+
+def _arms_panel(report: ReportData, arms: Sequence[dict[str, Any]], tier: str, extent: tuple[float, float]) -> Panel:
+    metric, names = report.metric, [arm["arm"] for arm in arms]
+    marks: list[MarkKind] = []
+    for row, arm in enumerate(arms):
+        value, look = _value(arm, metric.name, tier), arm_look(report, arm["arm"], tier)
+        final = format_final(arm, tier, metric)
+        text = "–" if math.isnan(value["mean"]) else metric.format(value["mean"])
+        noise = _uncertainty(report, value, len(report.groups[0].readers))
+        can_run, tip = arm["can_run"][tier], f"{arm['arm']}, {tier}: {final}"
+        solid = replace(look, dash="")
+        marks.append(Dot(value["mean"], row, solid, tip, noise, not can_run, 5.5, text if can_run else f"({text})"))
+        if arm["arm"] in REFERENCES and is_control(report, arm["arm"]) and not math.isnan(value["mean"]):
+            marks.append(Rule(value["mean"], look, tip=f"{arm['arm']}: {final}"))
+    parts = [f"{arm['arm']} {format_final(arm, tier, metric)}" for arm in arms]
+    alt = f"{metric.title} on {tier} devices: {'; '.join(parts)}"
+    axis = Axis(metric.axis_label, low=extent[0], high=extent[1])
+    return Panel(
+        alt,
+        marks,
+        axis,
+        Axis(names=names),
+        f"{tier} devices",
+        tier,
+        NARROW,
+        row_height(len(names), 24 if len(names) <= 10 else 17),
+    )
+
+
+def format_final(arm: dict[str, Any], tier: str, metric: ComparedMetric) -> str:
+    value = _value(arm, metric.name, tier)
+    spread = f" ± {metric.number(value['std'])}" if value["std"] and not math.isnan(value["std"]) else ""
+    if math.isnan(value["mean"]):
+        return "nothing"
+    return metric.format(value["mean"]) + spread + ("" if arm["can_run"][tier] else " (too large)")
 
 
 def _arms_sentence(arms: Sequence[dict[str, Any]], metric: ComparedMetric) -> str:
-    has_hollow = any(not can_run for arm in arms for can_run in arm["can_run"].values())
-    hollow = " Hollow: a model that these devices cannot run." if has_hollow else ""
     complete = [arm for arm in arms if not math.isnan(arm["worst_tier"]["mean"])]
     if not complete:
-        return f"None of {len(arms)} arms gives every device a model it can run.{hollow}"
+        return f"None of {len(arms)} arms gives every device a model it can run."
     best = max(complete, key=lambda arm: metric.sign * arm["worst_tier"]["mean"])
+    kind = "highest" if metric.sign > 0 else "lowest"
     return (
-        f"Of {len(arms)} arms, {best['arm']} is best for the worst-off tier, with "
-        f"{metric.format(best['worst_tier']['mean'])}; whiskers are one standard deviation over seeds.{hollow}"
+        f"Of {pluralize(len(complete), 'arm')} with a model for every device, {best['arm']} has the {kind} mean on the "
+        f"worst-off tier, {metric.format(best['worst_tier']['mean'])}."
     )
+
+
+def _arms_note(report: ReportData, arms: Sequence[dict[str, Any]]) -> str:
+    """What the lines, whiskers and hollow marks are, if there are any."""
+    lines = [arm["arm"] for arm in arms if arm["arm"] in REFERENCES and is_control(report, arm["arm"])]
+    seeds = len(report.groups[0].readers)
+    sources = ["the test set"] if report.metric.has_standard_error else []
+    sources += [f"{seeds} seeds"] if seeds > 1 else []
+    hollow = any(not can_run for arm in arms for can_run in arm["can_run"].values())
+    parts = [f"Dashed lines: {join_words(lines)}"] if lines else []
+    parts += [f"whiskers: two standard errors, of {join_words(sources)}"] if sources else []
+    parts += ["hollow, in brackets: a model that these devices cannot run"] if hollow else []
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def build_differences_chart(report: ReportData) -> Chart | MissingChart:
@@ -112,8 +150,8 @@ def build_differences_chart(report: ReportData) -> Chart | MissingChart:
     ]
     tiers = [tier for tier in report.tiers if any(gap.tier == tier for gap in differences)]
     panels = [_differences_panel(tier, [gap for gap in differences if gap.tier == tier]) for tier in tiers]
-    sentence = _differences_sentence(report, differences, seeds)
-    return Chart("differences", DIFFERENCES_TITLE, sentence, DIFFERENCE_COLUMNS, records, panels)
+    sentence, note = _differences_sentence(differences), _differences_note(report, seeds)
+    return Chart("differences", DIFFERENCES_TITLE, sentence, DIFFERENCE_COLUMNS, records, panels, note=note)
 
 
 def _differences(report: ReportData) -> list[Difference]:
@@ -131,31 +169,35 @@ def _differences(report: ReportData) -> list[Difference]:
 def _differences_panel(tier: str, differences: list[Difference]) -> Panel:
     this, metric = differences[0].this, differences[0].metric
     unit, others = metric.difference_unit.strip() or metric.name, [gap.other for gap in differences]
-
-    def draw(axes: Axes) -> None:
-        axes.axvline(0, color=drawing.INK, linewidth=0.8)
-        for row, gap in enumerate(differences):
-            strong, noise = gap.beyond_noise, gap.noise if math.isfinite(gap.noise) else None
-            color = drawing.PALETTE[(0 if gap.advantage > 0 else 1) if strong else 6]
-            axes.errorbar(
-                gap.advantage, row, xerr=noise, fmt="o" if strong else "s", color=color, capsize=3, markersize=6,
-                markerfacecolor=color if strong else "none",
-            )  # fmt: skip
-        axes.set_yticks(range(len(others)), others)
-        axes.set_ylim(len(others) - 0.5, -0.5)
-        drawing.set_labels(axes, f"advantage of {this}, {unit}", "")
-
-    parts = [f"{gap.other} {metric.number(gap.mean, '+')} ± {metric.number(gap.noise)}" for gap in differences]
+    marks: list[MarkKind] = [Rule(0.0, Look("--ink"))]
+    for row, gap in enumerate(differences):
+        color = ("--good" if gap.advantage > 0 else "--bad") if gap.beyond_noise else "--soft"
+        noise = gap.noise if math.isfinite(gap.noise) else 0.0
+        look = Look(color, "", 0, gap.other, tier)
+        text = metric.number(gap.advantage, "+")
+        marks.append(Dot(gap.advantage, row, look, str(gap), noise, not gap.beyond_noise, 5.5, text))
+    parts = [
+        f"{gap.other} {metric.number(gap.mean, '+')}"
+        + (f" ± {metric.number(gap.noise)}" if math.isfinite(gap.noise) else ", noise unknown")
+        for gap in differences
+    ]
     alt = f"{this} minus others for tier {tier}, in {unit}: {'; '.join(parts)}"
-    return Panel(alt, draw, f"tier {tier}", tier, (5.0, 0.7 + 0.42 * len(others)), label_width(others))
+    x, y = Axis(f"advantage of {this}, {unit}"), Axis(names=others)
+    return Panel(alt, marks, x, y, f"{tier} devices", tier, NARROW, row_height(len(others)))
 
 
-def _differences_sentence(report: ReportData, differences: list[Difference], seeds: int) -> str:
+def _differences_sentence(differences: list[Difference]) -> str:
     better = sum(gap.beyond_noise and gap.advantage > 0 for gap in differences)
     worse = sum(gap.beyond_noise and gap.advantage < 0 for gap in differences)
+    rest = len(differences) - better - worse
     return (
         f"Of {pluralize(len(differences), 'difference')}, {differences[0].this} is better beyond noise in {better} and "
-        f"worse in {worse}; the others (hollow) are within noise. "
-        f"Whiskers are two standard errors, of {'the test set and of ' if report.metric.has_standard_error else ''}"
-        f"{pluralize(seeds, 'seed')}."
+        f"worse in {worse}; {rest} may not be claimed."
     )
+
+
+def _differences_note(report: ReportData, seeds: int) -> str:
+    if not report.metric.has_standard_error and seeds == 1:
+        return "With one seed, the noise of this metric is unknown."
+    sources = "the test set and of " if report.metric.has_standard_error else ""
+    return f"Whiskers: two standard errors, of {sources}{pluralize(seeds, 'seed')}. Hollow: not to be claimed."

@@ -5,21 +5,33 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from matplotlib.axes import Axes
-
 from ...evaluation import Row
 from ...evaluation.metrics import UndeclaredDirection
 from ...wording import format_bytes, join_words, plural
 from ..paired_stats import PERPLEXITY, ComparedMetric, compared_metric, other_test
 from ..report_data import Group, ReportData
 from ..targets import Amount, CostToTarget, bytes_to, cost_to_target, gain_of, median_amount, spell_gain, tier_targets
-from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
+from .drawing import (
+    NARROW,
+    WIDE,
+    Axis,
+    Bar,
+    Chart,
+    ChartRow,
+    Dot,
+    Key,
+    Line,
+    MarkKind,
+    MissingChart,
+    Panel,
+    row_height,
+    shorten,
+)
+from .looks import arm_look, series_look, tier_look
 
 TARGETS_TITLE = "Rounds to target"
 TARGET_COLUMNS = ("arm", "tier", "target", "reached", "rounds", "megabytes", "simulated_seconds", "gain")
 MAX_TARGETS = 8  # of a single run
-MAX_ENTRY_LABELS = 20  # of a metric with several values
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,6 @@ class Series:
 
     arm: str
     tier: str
-    index: int  # of its color
     x: list[float]
     by_seed: list[list[float]]  # by evaluation, then seed
 
@@ -77,15 +88,13 @@ def _entries_chart(report: ReportData, rows: Sequence[str]) -> Chart | MissingCh
     metric, title = report.metric, f"{report.metric.title} by entry"
     entries = [row.removeprefix(f"{metric.name}[").removesuffix("]") for row in rows]
     series = []
-    for number, group in enumerate(report.groups):
-        for index, tier in enumerate(report.tiers):
+    for group in report.groups:
+        for tier in report.tiers:
             arms = [replace(group.arm, metric=replace(metric, name=row)) for row in rows]
             finals = [arm.final_values(tier, report.test) for arm in arms]
             known = [at for at, values in enumerate(finals) if values and not any(map(math.isnan, values))]
             if group.arm.serving[tier].can_run and known:
-                color = number if report.has_several_arms else index
-                points = [finals[at] for at in known]
-                series.append(Series(group.name, tier, color, [float(at) for at in known], points))
+                series.append(Series(group.name, tier, [float(at) for at in known], [finals[at] for at in known]))
     if not series:
         return MissingChart(title, f"{metric.name} has no value on the {report.test} test")
     records: list[ChartRow] = [
@@ -95,22 +104,39 @@ def _entries_chart(report: ReportData, rows: Sequence[str]) -> Chart | MissingCh
     ]
     columns = ("arm", "tier", "entry", f"{metric.name}_mean", f"{metric.name}_std", "seeds")
     several = report.has_several_arms
-    marks = [Mark(one.arm, one.index) if several else Mark(one.tier, one.index, one.tier) for one in series]
-    panels = []
+    looks = {one.arm if several else one.tier: series_look(report, one.arm, one.tier) for one in series}
+    legend = [Key(name, replace(look, tier="" if several else look.tier), "point") for name, look in looks.items()]
     class_names = report.first.fleet.get("class_names", ())
     entries = class_names if len(class_names) == len(entries) else entries  # the CSV file keeps numbers, as rows do
-    for tier in [tier for tier in report.tiers if any(one.tier == tier for one in series)] if several else [""]:
-        shown = [one for one in series if not tier or one.tier == tier]
-        parts = [f"{one.arm if several else one.tier} {_lowest_entry(metric, entries, one)}" for one in shown]
-        alt = f"Final {metric.name} by entry{f', tier {tier}' if tier else ''}: {'; '.join(parts)}"
-        labels = drawing.shorten(entries)
-        draw = _draw_entries(shown, labels, metric, several)
-        height = drawing.slanted_height(labels[:: _label_step(labels)])
-        panels.append(Panel(alt, draw, f"tier {tier}" if tier else "", tier, labels=height))
+    tiers = [tier for tier in report.tiers if any(one.tier == tier for one in series)] if several else [""]
+    panels = [
+        _entries_panel(report, [one for one in series if not tier or one.tier == tier], entries, tier) for tier in tiers
+    ]
     parts = [f"{_series_name(report, one)} {_lowest_entry(metric, entries, one)}" for one in series]
     sentence = f"Lowest and highest final value: {'; '.join(parts)}. {_sentence_case(metric.direction)}."
-    key = f"entries_{metric.name}"
-    return Chart(key, title, sentence, columns, records, panels, list(dict.fromkeys(marks)), "points")
+    return Chart(f"entries_{metric.name}", title, sentence, columns, records, panels, legend)
+
+
+def _entries_panel(report: ReportData, shown: Sequence[Series], entries: Sequence[str], tier: str) -> Panel:
+    metric, several = report.metric, report.has_several_arms
+    marks = [
+        Dot(
+            x,
+            y,
+            series_look(report, one.arm, one.tier),
+            f"{_series_name(report, one)}, {entries[int(x)]}: {metric.format(y)}",
+        )
+        for one in shown
+        for x, y in zip(one.x, one.mean, strict=True)
+    ]
+    parts = [f"{one.arm if several else one.tier} {_lowest_entry(metric, entries, one)}" for one in shown]
+    alt = f"Final {metric.name} by entry{f', tier {tier}' if tier else ''}: {'; '.join(parts)}"
+    width = NARROW if tier else WIDE
+    return Panel(alt, marks, Axis("entry", shorten(entries)), Axis(metric.axis_label), _panel_title(tier), tier, width)
+
+
+def _panel_title(tier: str) -> str:
+    return f"{tier} devices" if tier else ""
 
 
 def _lowest_entry(metric: ComparedMetric, entries: Sequence[str], series: Series) -> str:
@@ -120,45 +146,22 @@ def _lowest_entry(metric: ComparedMetric, entries: Sequence[str], series: Series
     )
 
 
-def _label_step(entries: Sequence[str]) -> int:
-    return -(-len(entries) // MAX_ENTRY_LABELS)
-
-
-def _draw_entries(
-    shown: Sequence[Series], entries: Sequence[str], metric: ComparedMetric, of_arms: bool
-) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        for one in shown:
-            artists = axes.plot(
-                one.x, one.mean, linestyle="", marker=drawing.marker(one.index), markersize=5,
-                color=drawing.color(one.index), alpha=0.8,
-            )  # fmt: skip
-            drawing.tag_tier(list(artists), "" if of_arms else one.tier)
-        step = _label_step(entries)
-        labels = entries[::step]
-        axes.set_xticks(range(0, len(entries), step), labels, **drawing.slanted(labels))
-        drawing.set_labels(axes, "entry", metric.axis_label)
-
-    return draw
-
-
 def _build_series(report: ReportData, cost: RoundCost) -> list[Series]:
     """A series for each arm and tier whose devices can run the model."""
     series = []
-    for number, group in enumerate(report.groups):
-        for index, tier in enumerate(report.tiers):
+    for group in report.groups:
+        for tier in report.tiers:
             if group.arm.serving[tier].can_run:
-                color = number if report.has_several_arms else index
-                series.append(_group_series(report, group, tier, color, cost))
+                series.append(_group_series(report, group, tier, cost))
     return [one for one in series if one.x]
 
 
-def _group_series(report: ReportData, group: Group, tier: str, index: int, cost: RoundCost) -> Series:
+def _group_series(report: ReportData, group: Group, tier: str, cost: RoundCost) -> Series:
     curves = group.arm.curves(tier, report.test)
     common = sorted(set.intersection(*({row.round for row in curve} for curve in curves))) if curves else []
     values = [{row.round: row.value for row in curve} for curve in curves]
     x = [statistics.fmean(cost(rows, number) for rows in group.arm.runs) for number in common]
-    return Series(group.name, tier, index, x, [[by_round[number] for by_round in values] for number in common])
+    return Series(group.name, tier, x, [[by_round[number] for by_round in values] for number in common])
 
 
 def build_other_test_chart(report: ReportData) -> Chart | MissingChart:
@@ -201,44 +204,39 @@ def _learning_chart(
         for one in series
         for x, mean, std, values in zip(one.x, one.mean, one.std, one.by_seed, strict=True)
     ]
-    label = "round" if unit == "round" else "MB transferred by all devices, down and up"
-    arms = list(dict.fromkeys(Mark(one.arm, one.index) for one in series))
-    tiers = [Mark(tier, index, tier) for tier, index in {one.tier: one.index for one in series}.items()]
-    legend = arms if report.has_several_arms else tiers
-    return Chart(key, title, sentence, columns, records, _learning_panels(report, series, title, label), legend)
+    panels = _learning_panels(report, series, title, unit == "round")
+    note = "Bands: one standard deviation over seeds." if any(any(one.std) for one in series) else ""
+    return Chart(key, title, sentence, columns, records, panels, note=note)
 
 
-def _learning_panels(report: ReportData, series: Sequence[Series], title: str, label: str) -> list[Panel]:
+def _learning_panels(report: ReportData, series: Sequence[Series], title: str, by_round: bool) -> list[Panel]:
     """A panel per tier with all arms; for a single run, one panel with all tiers."""
     evaluated = [tier for tier in report.tiers if any(one.tier == tier for one in series)]
     panels = []
+    x = Axis("round", integer=True, is_round=True) if by_round else Axis("MB transferred by all devices, down and up")
     for tier in evaluated if report.has_several_arms else [""]:
         shown = [one for one in series if not tier or one.tier == tier]
         alt = f"{title}{f', tier {tier}' if tier else ''}: " + "; ".join(_first_and_last(report, one) for one in shown)
-        draw = _draw_series(shown, label, report.metric.axis_label, bool(tier))
-        panels.append(Panel(alt, draw, f"tier {tier}" if tier else "", tier, (5.0, 3.0) if tier else (6.4, 3.4)))
+        marks = [_curve(report, one) for one in shown]
+        width = NARROW if tier else WIDE
+        panels.append(Panel(alt, marks, x, Axis(report.metric.axis_label), _panel_title(tier), tier, width))
     return panels
+
+
+def _curve(report: ReportData, series: Series) -> Line:
+    low, high = (
+        [mean + sign * std for mean, std in zip(series.mean, series.std, strict=True)] if any(series.std) else []
+        for sign in (-1, 1)
+    )
+    label = series.arm if report.has_several_arms else series.tier
+    look = series_look(report, series.arm, series.tier)
+    end = "" if report.has_several_arms else report.metric.format(series.mean[-1])
+    return Line(label, series.x, series.mean, look, low, high, end=end, format=report.metric.format)
 
 
 def _first_and_last(report: ReportData, series: Series) -> str:
     value, name = report.metric.format, series.arm if report.has_several_arms else series.tier
     return f"{name} from {value(series.mean[0])} to {value(series.mean[-1])}"
-
-
-def _draw_series(shown: Sequence[Series], label: str, y: str, of_arms: bool) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        for one in shown:
-            tier = "" if of_arms else one.tier
-            drawing.draw_line(axes, one.x, one.mean, one.index, tier)
-            if any(one.std):
-                low = [mean - std for mean, std in zip(one.mean, one.std, strict=True)]
-                high = [mean + std for mean, std in zip(one.mean, one.std, strict=True)]
-                drawing.draw_band(axes, one.x, low, high, one.index, tier)
-        drawing.set_labels(axes, label, y)
-        if label == "round":
-            drawing.use_integer_ticks(axes.xaxis)
-
-    return draw
 
 
 def _rounds_sentence(report: ReportData, series: Sequence[Series]) -> str:
@@ -251,10 +249,10 @@ def _rounds_sentence(report: ReportData, series: Sequence[Series]) -> str:
     worst = min(series, key=lambda one: sign * one.mean[-1])
     if best is worst:
         return f"After round {last:.0f}, {_series_name(report, best)} is at {value(best.mean[-1])}."
-    bands = " Bands are one standard deviation over seeds." if any(any(one.std) for one in series) else ""
+    high, low = ("highest", "lowest") if sign > 0 else ("lowest", "highest")
     return (
-        f"After round {last:.0f}, {_series_name(report, best)} is best with {value(best.mean[-1])} and "
-        f"{_series_name(report, worst)} worst with {value(worst.mean[-1])}.{bands}"
+        f"After round {last:.0f}, {_series_name(report, best)} is {high} with {value(best.mean[-1])} and "
+        f"{_series_name(report, worst)} {low} with {value(worst.mean[-1])}."
     )
 
 
@@ -292,7 +290,7 @@ def _arm_targets_chart(report: ReportData) -> Chart | MissingChart:
         for tier, target in targets.items()
     }
     records = [(*_target_row(cost), gain_of(cost, costs)) for costs in by_tier.values() for cost in costs]
-    panels = [_target_bars(costs) for costs in by_tier.values() if costs]
+    panels = [_target_bars(report, costs) for costs in by_tier.values() if costs]
     sentence = _arm_targets_sentence(report, by_tier, baseline)
     return Chart("targets", TARGETS_TITLE, sentence, TARGET_COLUMNS, records, panels)
 
@@ -303,22 +301,18 @@ def _target_row(cost: CostToTarget) -> ChartRow:
     return (cost.arm, cost.tier, cost.target, int(rounds.exact), rounds.value, moved.value / 1e6, seconds)
 
 
-def _target_bars(costs: Sequence[CostToTarget]) -> Panel:
+def _target_bars(report: ReportData, costs: Sequence[CostToTarget]) -> Panel:
     tier, target = costs[0].tier, costs[0].metric.format(costs[0].target)
     names, rounds = [cost.arm for cost in costs], [median_amount(cost.rounds) for cost in costs]
-
-    def draw(axes: Axes) -> None:
-        for row, amount in enumerate(rounds):
-            axes.barh(row, amount.value, color=drawing.color(row), alpha=1.0 if amount.exact else 0.35)
-            axes.annotate(amount.format(), (amount.value, row), xytext=(4, -3), textcoords="offset points")
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        drawing.set_labels(axes, f"rounds to {target}", "")
-        drawing.use_integer_ticks(axes.xaxis)
-
+    marks: list[MarkKind] = []
+    for row, (name, amount) in enumerate(zip(names, rounds, strict=True)):
+        tip = f"{name}: {amount.format()} {plural('round', amount.value)} to {target}"
+        look, opacity = arm_look(report, name, tier), 1.0 if amount.exact else 0.3
+        marks.append(Bar(0, amount.value, row - 0.3, row + 0.3, look, tip, amount.format(), opacity))
     parts = [f"{name} {amount.format()}" for name, amount in zip(names, rounds, strict=True)]
     alt = f"Rounds to {target} for tier {tier}: {'; '.join(parts)}"
-    return Panel(alt, draw, f"tier {tier}: {target}", tier, (5.0, 0.7 + 0.4 * len(names)), label_width(names))
+    x, y = Axis(f"rounds to {target}", integer=True, from_zero=True), Axis(names=names)
+    return Panel(alt, marks, x, y, f"{tier} devices: {target}", tier, NARROW, row_height(len(names)))
 
 
 def _arm_targets_sentence(report: ReportData, by_tier: dict[str, list[CostToTarget]], baseline: str) -> str:
@@ -351,9 +345,8 @@ def _tier_targets_chart(report: ReportData) -> Chart | MissingChart:
     evaluated = [tier for tier in report.tiers if any(curves[tier])]
     by_tier = [[cost_to_target(arm, tier, report.test, target) for target in targets] for tier in evaluated]
     records = [_target_row(cost) for costs in by_tier for cost in costs]
-    legend = [Mark(tier, index, tier) for index, tier in enumerate(evaluated)]
-    sentence, panel = _tier_targets_sentence(by_tier), _target_lines(by_tier)
-    return Chart("targets", TARGETS_TITLE, sentence, TARGET_COLUMNS[:-1], records, [panel], legend)
+    sentence, panel = _tier_targets_sentence(by_tier), _target_lines(report, by_tier)
+    return Chart("targets", TARGETS_TITLE, sentence, TARGET_COLUMNS[:-1], records, [panel])
 
 
 def _round_targets(low: float, high: float) -> list[float]:
@@ -364,17 +357,16 @@ def _round_targets(low: float, high: float) -> list[float]:
     return [float(target) for target in range(math.ceil(low / step) * step, math.floor(high) + 1, step) if target > 0]
 
 
-def _target_lines(by_tier: Sequence[Sequence[CostToTarget]]) -> Panel:
-    def draw(axes: Axes) -> None:
-        for index, costs in enumerate(by_tier):
-            reached = [(cost.target, rounds.value) for cost in costs if (rounds := median_amount(cost.rounds)).exact]
-            x, y = [target for target, _ in reached], [number for _, number in reached]
-            drawing.draw_line(axes, x, y, index, costs[0].tier)
-        drawing.use_integer_ticks(axes.yaxis)
-        drawing.set_labels(axes, f"target: {by_tier[0][0].metric.axis_label}", "rounds needed")
-
+def _target_lines(report: ReportData, by_tier: Sequence[Sequence[CostToTarget]]) -> Panel:
+    marks = []
+    for costs in by_tier:
+        reached = [(cost.target, rounds.value) for cost in costs if (rounds := median_amount(cost.rounds)).exact]
+        x, y = [target for target, _ in reached], [number for _, number in reached]
+        look = tier_look(report, costs[0].tier)
+        marks.append(Line(costs[0].tier, x, y, look, format=lambda rounds: f"{rounds:g} {plural('round', rounds)}"))
     alt = "Rounds that each tier needed to reach targets: " + "; ".join(_highest_target(costs) for costs in by_tier)
-    return Panel(alt, draw)
+    x_axis = Axis(f"target: {by_tier[0][0].metric.axis_label}")
+    return Panel(alt, marks, x_axis, Axis("rounds needed", integer=True, from_zero=True))
 
 
 def _highest_target(costs: Sequence[CostToTarget]) -> str:

@@ -1,19 +1,31 @@
 """The models themselves: accuracy against multiply-adds with its Pareto front, and linear CKA between tiers."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-
 from ...evaluation.metrics import UndeclaredDirection, pareto_front
-from ...wording import pluralize
+from ...wording import format_amount, pluralize
 from ..paired_stats import ACCURACY, ComparedMetric
 from ..report_data import ReportData
-from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
+from .drawing import (
+    INK,
+    WIDE,
+    Axis,
+    Cells,
+    Chart,
+    ChartRow,
+    Dot,
+    Key,
+    Line,
+    Look,
+    MarkKind,
+    MissingChart,
+    Panel,
+    row_height,
+)
+from .looks import arm_look, series_look
 
 SUBNET = "subnet"
 CKA_TITLE = "Similarity of the tiers' models (CKA)"
@@ -27,8 +39,7 @@ class CostPoint:
     parameters: int
     macs: int
     value: float
-    index: int  # of its color
-    tier: str = ""
+    look: Look
 
 
 def build_pareto_chart(report: ReportData) -> Chart | MissingChart:
@@ -44,12 +55,14 @@ def build_pareto_chart(report: ReportData) -> Chart | MissingChart:
         for point in points
     ]
     several = report.has_several_arms
-    names = dict.fromkeys((point.arm if several or not point.tier else point.tier, point.index) for point in points)
-    legend = [Mark(name, index, "" if several or name not in report.tiers else name) for name, index in names]
+    looks = {point.arm if several or point.model == SUBNET else point.model: point.look for point in points}
+    legend = [Key(name, replace(look, tier="") if several else look, "point") for name, look in looks.items()]
     alt = f"{pluralize(len(points), 'model')} by multiply-adds and {metric.name}; {_extremes(points, metric)}"
     columns = ("arm", "model", "parameters", "macs", metric.name, "on_front")
-    panel = Panel(alt, _draw_points(points, metric))
-    return Chart("pareto", title, _pareto_sentence(points, best, metric), columns, records, [panel], legend, "points")
+    x = Axis("multiply-adds for one example (logarithmic)", log=True)
+    panel = Panel(alt, _point_marks(points, metric), x, Axis(metric.axis_label))
+    sentence, note = _pareto_sentence(points, best, metric), "Line: the best value within each budget of multiply-adds."
+    return Chart("pareto", title, sentence, columns, records, [panel], legend, note)
 
 
 def _front(points: Sequence[CostPoint], metric: ComparedMetric) -> list[tuple[float, float]]:
@@ -59,49 +72,41 @@ def _front(points: Sequence[CostPoint], metric: ComparedMetric) -> list[tuple[fl
 
 def _tier_points(report: ReportData) -> list[CostPoint]:
     points = []
-    for number, group in enumerate(report.groups):
+    for group in report.groups:
         costs = {tier["name"]: tier for tier in group.readers[0].fleet["tiers"] if "macs" in tier}
-        for index, tier in enumerate(report.tiers):
+        for tier in report.tiers:
             values = [value for value in group.arm.final_values(tier, report.test) if not math.isnan(value)]
             if group.arm.serving[tier].tier == tier and values and tier in costs:
                 cost, mean = costs[tier], sum(values) / len(values)
-                color = number if report.has_several_arms else index
-                points.append(CostPoint(group.name, tier, cost["parameters"], cost["macs"], mean, color, tier))
+                look = series_look(report, group.name, tier)
+                points.append(CostPoint(group.name, tier, cost["parameters"], cost["macs"], mean, look))
     return points
 
 
 def _subnet_points(report: ReportData) -> list[CostPoint]:
     """Subnets evaluated by `fedloom subnet`, on the most examples that any were."""
     points = []
-    for number, group in enumerate(report.groups):
+    for group in report.groups:
         subnets = group.readers[0].subnets
         examples = max((subnet["examples"] for subnet in subnets), default=0)
-        index = number if report.has_several_arms else len(report.tiers)
+        look = arm_look(report, group.name) if report.has_several_arms else Look("--soft")
         name = group.name if report.has_several_arms else "subnets"
         for subnet in subnets:
             if subnet["examples"] == examples:
                 costs = subnet["parameters"], subnet["macs"]
-                points.append(CostPoint(name, SUBNET, *costs, subnet["accuracy"], index))
+                points.append(CostPoint(name, SUBNET, *costs, subnet["accuracy"], look))
     return points
 
 
-def _draw_points(points: Sequence[CostPoint], metric: ComparedMetric) -> Callable[[Axes], None]:
-    def draw(axes: Axes) -> None:
-        edge = _front(points, metric)
-        x, y = ([point[axis] for point in edge] for axis in (0, 1))
-        axes.plot(x, y, drawstyle="steps-post", color=drawing.INK, linewidth=0.8, alpha=0.6)
-        for point in points:
-            small = point.model == SUBNET
-            artists = axes.plot(
-                point.macs, point.value, color=drawing.color(point.index), linestyle="",
-                marker=drawing.marker(point.index), markersize=3.5 if small else 8, alpha=0.6 if small else 1.0,
-            )  # fmt: skip
-            drawing.tag_tier(list(artists), point.tier)
-        axes.set_xscale("log")
-        drawing.use_log_ticks(axes.xaxis)
-        drawing.set_labels(axes, "multiply-adds for one example (logarithmic)", metric.axis_label)
-
-    return draw
+def _point_marks(points: Sequence[CostPoint], metric: ComparedMetric) -> list[MarkKind]:
+    edge = _front(points, metric)
+    marks: list[MarkKind] = [Line("", [x for x, _ in edge], [y for _, y in edge], INK, step=True)]
+    for point in points:
+        small = point.model == SUBNET
+        tip = f"{point.arm} {point.model}: {metric.format(point.value)}, {format_amount(point.macs)} multiply-adds"
+        size, opacity = (2.5, 0.6) if small else (6.0, 1.0)
+        marks.append(Dot(point.macs, point.value, point.look, tip, size=size, opacity=opacity))
+    return marks
 
 
 def _extremes(points: Sequence[CostPoint], metric: ComparedMetric) -> str:
@@ -139,20 +144,11 @@ def _cka_panel(maps: list[dict[str, Any]]) -> Panel:
     """The layers of all tiers, one below the other, against those of the largest tier."""
     against, columns = maps[0]["against"], maps[0]["layers_against"]
     rows = [f"{pair['tier']} {layer}" for pair in maps for layer in pair["layers"]]
-    values = np.array([line for pair in maps for line in pair["cka"]], dtype=float)
-
-    def draw(axes: Axes) -> None:
-        drawing.draw_heatmap(axes, 0.6 * values, np.zeros(values.shape), columns, rows)
-        if values.size <= 120:
-            for (row, column), value in np.ndenumerate(values):
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
-        drawing.set_labels(axes, f"layer of {against}", "")
-        axes.tick_params(axis="x", rotation=30 if len(columns) > 4 else 0)
-
+    shades = [[0.6 * (value or 0.0) for value in line] for pair in maps for line in pair["cka"]]
+    values = [["–" if value is None else f"{value:.2f}" for value in line] for pair in maps for line in pair["cka"]]
     alt = f"Map of linear CKA: layers of every tier against those of {against}; darker is more similar"
-    left = label_width(rows)
-    wide, high = min(6.4, left + 0.4 + 0.6 * len(columns)), min(7.0, 0.8 + 0.26 * len(rows))
-    return Panel(alt, draw, size=(wide, high), left=left)
+    cells = Cells(shades, values, rows, columns, written=len(rows) * len(columns) <= 120)
+    return Panel(alt, [cells], Axis(f"layer of {against}"), width=WIDE, height=row_height(len(rows)))
 
 
 def _cka_sentence(maps: list[dict[str, Any]]) -> str:

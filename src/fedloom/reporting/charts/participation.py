@@ -1,22 +1,37 @@
 """Participation and replies: outcomes by device, coverage of the regions of the model, refusals and update norms."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-
-import numpy as np
-from matplotlib.axes import Axes
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...wording import join_words, pluralize
 from ..report_data import ReportData, RunReader
-from . import drawing
 from .devices import MAX_DEVICES
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel
+from .drawing import (
+    NARROW,
+    Axis,
+    Bar,
+    Cells,
+    Chart,
+    ChartRow,
+    Key,
+    Line,
+    Look,
+    MissingChart,
+    Panel,
+    row_height,
+)
+from .looks import TIER_DASHES, shade_of, tier_look
 
 PARTICIPATION_TITLE, COVERAGE_TITLE = "Participation", "Coverage by region of the model"
 REFUSALS_TITLE, NORMS_TITLE = "Lost and refused replies", "Norms of updates"
 ADMITTED = "admitted"
 LOST = {"SILENT": "silent", "DEAD": "dead", "LATE": "late", "NOT_NEEDED": "not needed", "missing": "missing"}
-COLORS = {ADMITTED: 0, "silent": 4, "dead": 3, "late": 5, "not needed": 2, "missing": 6, "refused": 1}
+COLORS = {
+    ADMITTED: "--ok", "silent": "--lost", "dead": "--ink", "late": "--late", "not needed": "--spare",
+    "missing": "--soft", "refused": "--refused",
+}  # fmt: skip
+CODE_COLORS = ("--refused", "--lost", "--late", "--soft", "--ink", "--amount")
+MAX_ROUNDS = 100  # columns of a map
 CoverageRow = tuple[int, str, int, int]
 """Round, region, updates and rounds since it last had enough."""
 
@@ -35,26 +50,58 @@ def build_participation_chart(report: ReportData) -> Chart | MissingChart:
     devices = reader.fleet["devices"] or sorted({name for _, name, *_ in outcomes})
     rounds = sorted({number for number, *_ in outcomes})
     step = -(-len(devices) // MAX_DEVICES)
-    row = {name: at for at, name in enumerate(devices[::step])}
-    column = {number: at for at, number in enumerate(rounds)}
-    colors, opacities = np.zeros((len(row), len(rounds)), dtype=int), np.zeros((len(row), len(rounds)))
-    for number, name, _, outcome in outcomes:
-        if name in row:
-            colors[row[name], column[number]] = COLORS[_kind(outcome)]
-            opacities[row[name], column[number]] = 0.9
-
-    def draw(axes: Axes) -> None:
-        drawing.draw_heatmap(axes, opacities, colors, [str(number) for number in rounds], list(row))
-        drawing.set_labels(axes, "round", "device")
-
     kinds = Counter(_kind(outcome) for *_, outcome in outcomes)
-    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    alt = f"Map of {pluralize(len(row), 'device')} by {pluralize(len(rounds), 'round')}; {counts}"
-    legend = [Mark(kind, index) for kind, index in COLORS.items() if kinds[kind]]
-    panel = Panel(alt, draw, size=(6.4, min(6.0, 1.2 + 0.14 * len(row))))
+    legend = [Key(kind, Look(color)) for kind, color in COLORS.items() if kinds[kind]]
+    panels = [_outcomes_panel(outcomes, kinds), _participation_map(outcomes, devices[::step], rounds)]
     columns = ("round", "device", "tier", "outcome")
-    sentence = _participation_sentence(kinds, outcomes, devices, step)
-    return Chart("participation", PARTICIPATION_TITLE, sentence, columns, records, [panel], legend, marks="areas")
+    sentence = _participation_sentence(kinds, outcomes, devices, rounds)
+    shown = f" One device in {step} is shown." if step > 1 else ""
+    note = f"Blank: not sampled.{shown}"
+    return Chart("participation", PARTICIPATION_TITLE, sentence, columns, records, panels, legend, note)
+
+
+Outcome = tuple[int, str, str, str]
+"""Round, device, tier and what became of the request."""
+
+
+def _outcomes_panel(outcomes: Sequence[Outcome], kinds: Counter[str]) -> Panel:
+    """Requests by round, stacked by outcome."""
+    counts = Counter((number, _kind(outcome)) for number, _, _, outcome in outcomes)
+    looks = {kind: Look(color) for kind, color in COLORS.items()}
+    marks = _stack(counts, looks)
+    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    x, y = Axis("round", integer=True), Axis("requests", integer=True, from_zero=True)
+    return Panel(f"Requests to devices by round and outcome: {parts}", marks, x, y, "requests by round", width=NARROW)
+
+
+def _stack(counts: Mapping[tuple[int, str], int], looks: Mapping[str, Look]) -> list[Bar]:
+    """A column per round, with a part for each kind."""
+    bars = []
+    for number in sorted({number for number, _ in counts}):
+        floor = 0
+        for kind, look in looks.items():
+            if count := counts.get((number, kind), 0):
+                tip = f"round {number}: {count} {kind}"
+                bars.append(Bar(number - 0.4, number + 0.4, floor, floor + count, look, tip))
+                floor += count
+    return bars
+
+
+def _participation_map(outcomes: Sequence[Outcome], devices: Sequence[str], rounds: Sequence[int]) -> Panel:
+    """A cell per device and round; of many rounds, every n-th."""
+    shown = rounds[:: -(-len(rounds) // MAX_ROUNDS)]
+    row, column = ({name: at for at, name in enumerate(names)} for names in (devices, shown))
+    shades = [[0.0] * len(shown) for _ in devices]
+    values, colors = ([[""] * len(shown) for _ in devices] for _ in range(2))
+    for number, name, _, outcome in outcomes:
+        if name in row and number in column:
+            at, of = row[name], column[number]
+            shades[at][of], values[at][of], colors[at][of] = 1.0, _kind(outcome), COLORS[_kind(outcome)]
+    extent = f"{pluralize(len(devices), 'device')} by {pluralize(len(shown), 'round')}"
+    alt = f"Map of {extent}, a cell where a device was asked"
+    cells = Cells(shades, values, list(devices), [str(number) for number in shown], colors)
+    height = min(420, row_height(len(devices), 10 if len(devices) > 16 else 16))
+    return Panel(alt, [cells], Axis("round"), Axis("device"), "by device", width=NARROW, height=height)
 
 
 def _kind(outcome: str) -> str:
@@ -62,16 +109,17 @@ def _kind(outcome: str) -> str:
 
 
 def _participation_sentence(
-    kinds: Counter[str], outcomes: Sequence[tuple[int, str, str, str]], devices: Sequence[str], step: int
+    kinds: Counter[str], outcomes: Sequence[Outcome], devices: Sequence[str], rounds: Sequence[int]
 ) -> str:
     admitted = Counter(name for _, name, _, outcome in outcomes if outcome == ADMITTED)
+    if kinds[ADMITTED] == kinds.total() == len(devices) * len(rounds):
+        return f"All {pluralize(len(devices), 'device')} replied in all {pluralize(len(rounds), 'round')}."
     least = min(devices, key=lambda name: admitted[name])
     lost = [f"{count} {kind}" for kind, count in kinds.items() if kind != ADMITTED]
     others = f" ({join_words(lost)})" if lost else ""
-    shown = f" One device in {step} is shown." if step > 1 else ""
     return (
         f"{kinds[ADMITTED]:,} of {kinds.total():,} requests led to an admitted reply{others}; fewest came from device "
-        f"{least}: {admitted[least]:,}. Blank: not sampled.{shown}"
+        f"{least}: {admitted[least]:,}."
     )
 
 
@@ -87,10 +135,10 @@ def build_coverage_chart(report: ReportData) -> Chart | MissingChart:
         _coverage_panel(coverage, regions, 2, "updates"),
         _coverage_panel(coverage, regions, 3, "rounds with too few updates"),
     ]
-    legend = [Mark(f"held by {region.replace('+', ', ')}", index) for index, region in enumerate(regions)]
     columns = ("round", "region", "updates", "age")
     sentence = _coverage_sentence(coverage, regions)
-    return Chart("coverage", COVERAGE_TITLE, sentence, columns, records, panels, legend)
+    note = "A region is the part of the model that the same tiers hold; a round averages it over their updates."
+    return Chart("coverage", COVERAGE_TITLE, sentence, columns, records, panels, note=note)
 
 
 def _coverage(reader: RunReader) -> Iterator[CoverageRow]:
@@ -108,19 +156,17 @@ def _coverage(reader: RunReader) -> Iterator[CoverageRow]:
 
 
 def _coverage_panel(coverage: Sequence[CoverageRow], regions: Sequence[str], column: int, label: str) -> Panel:
-    def draw(axes: Axes) -> None:
-        for index, region in enumerate(regions):
-            of_region = [line for line in coverage if line[1] == region]
-            x, y = [line[0] for line in of_region], [float(line[column]) for line in of_region]
-            drawing.draw_line(axes, x, y, index)
-        axes.set_ylim(0, 1.08 * max(1, *(int(line[column]) for line in coverage)))
-        drawing.use_integer_ticks(axes.yaxis)
-        drawing.set_labels(axes, "round", label)
-        drawing.use_integer_ticks(axes.xaxis)
-
+    marks = []
+    for index, region in enumerate(regions):
+        of_region = [line for line in coverage if line[1] == region]
+        x, y = [line[0] for line in of_region], [float(line[column]) for line in of_region]
+        look = Look(f"--n{index % 2}", TIER_DASHES[index % len(TIER_DASHES)], index)
+        marks.append(Line(region.replace("+", ", "), x, y, look, format="{:g}".format))
     ranges = [[line[column] for line in coverage if line[1] == region] for region in regions]
     parts = [f"{region} {min(values)} to {max(values)}" for region, values in zip(regions, ranges, strict=True)]
-    return Panel(f"{label.capitalize()} by region: " + "; ".join(parts), draw, label, size=(5.0, 3.0))
+    alt = f"{label.capitalize()} by region: " + "; ".join(parts)
+    x_axis, y_axis = Axis("round", integer=True, is_round=True), Axis(label, integer=True, from_zero=True)
+    return Panel(alt, marks, x_axis, y_axis, label, width=NARROW)
 
 
 def _coverage_sentence(coverage: Sequence[CoverageRow], regions: Sequence[str]) -> str:
@@ -148,26 +194,17 @@ def build_refusals_chart(report: ReportData) -> Chart | MissingChart:
     numbers = range(1, reader.rounds + 1)
     records: list[ChartRow] = [(number, code, counts[number, code]) for number in numbers for code in codes]
 
-    def draw(axes: Axes) -> None:
-        floor = np.zeros(len(numbers))
-        for index, code in enumerate(codes):
-            heights = np.array([counts[number, code] for number in numbers], dtype=float)
-            axes.bar(numbers, heights, bottom=floor, color=drawing.color(index), width=0.8)
-            floor = floor + heights
-        drawing.start_at_zero(axes)
-        drawing.use_integer_ticks(axes.yaxis)
-        drawing.set_labels(axes, "round", "replies lost or refused")
-        drawing.use_integer_ticks(axes.xaxis)
-
+    looks = {code: Look(CODE_COLORS[at % len(CODE_COLORS)]) for at, code in enumerate(codes)}
+    marks = _stack(counts, looks)
     totals = Counter[str]()
     for (_, code), count in counts.items():
         totals[code] += count
     parts = join_words([f"{count} {code}" for code, count in totals.most_common()])
-    legend = [Mark(code, index) for index, code in enumerate(codes)]
+    legend = [Key(code, look) for code, look in looks.items()]
     sentence = f"Over {pluralize(reader.rounds, 'round')}: {parts}."
-    panel = Panel(f"Bars of replies lost or refused by round: {parts}", draw)
-    columns = ("round", "code", "replies")
-    return Chart("refusals", REFUSALS_TITLE, sentence, columns, records, [panel], legend, marks="areas")
+    x, y = Axis("round", integer=True), Axis("replies lost or refused", integer=True, from_zero=True)
+    panel = Panel(f"Bars of replies lost or refused by round: {parts}", marks, x, y)
+    return Chart("refusals", REFUSALS_TITLE, sentence, ("round", "code", "replies"), records, [panel], legend)
 
 
 def build_norms_chart(report: ReportData) -> Chart | MissingChart:
@@ -180,23 +217,20 @@ def build_norms_chart(report: ReportData) -> Chart | MissingChart:
     records: list[ChartRow] = [tuple(line) for line in norms]
     shown = [tier for tier in tiers if any(line[1] == tier for line in norms)] or sorted({line[1] for line in norms})
 
-    def draw(axes: Axes) -> None:
-        for index, tier in enumerate(shown):
-            x, low, middle, high = zip(*([line[0], *line[2:]] for line in norms if line[1] == tier), strict=True)
-            drawing.draw_line(axes, x, middle, index, tier)
-            drawing.draw_band(axes, x, low, high, index, tier)
-        drawing.start_at_zero(axes)
-        drawing.set_labels(axes, "round", "norm of an update")
-        drawing.use_integer_ticks(axes.xaxis)
-
+    marks = []
+    for index, tier in enumerate(shown):
+        x, low, middle, high = zip(*([line[0], *line[2:]] for line in norms if line[1] == tier), strict=True)
+        look = tier_look(report, tier) if tier in tiers else shade_of(index, tier)
+        marks.append(Line(tier, x, middle, look, low, high, format="{:.3g}".format))
     highest = max(norms, key=lambda line: line[4])
     medians = {tier: [line[3] for line in norms if line[1] == tier] for tier in shown}
     parts = join_words([f"{tier} from {values[0]:.3g} to {values[-1]:.3g}" for tier, values in medians.items()])
     sentence = (
         f"Median norm of updates by tier, first to last round: {parts}; the largest was {highest[4]:.3g}, of a "
-        f"{highest[1]} device in round {highest[0]}. Bands run from the smallest to the largest."
+        f"{highest[1]} device in round {highest[0]}."
     )
     columns = ("round", "tier", "least", "median", "most")
-    panel = Panel(f"Median norm of updates by tier and round: {parts}", draw)
-    legend = [Mark(tier, index, tier) for index, tier in enumerate(shown)]
-    return Chart("norms", NORMS_TITLE, sentence, columns, records, [panel], legend)
+    x_axis, y_axis = Axis("round", integer=True, is_round=True), Axis("norm of an update", from_zero=True)
+    panel = Panel(f"Median norm of updates by tier and round: {parts}", marks, x_axis, y_axis)
+    note = "Bands: from the smallest to the largest."
+    return Chart("norms", NORMS_TITLE, sentence, columns, records, [panel], note=note)

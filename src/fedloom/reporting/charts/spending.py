@@ -2,19 +2,14 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable
-from typing import Literal
-
-import numpy as np
-from matplotlib.axes import Axes
 
 from ...wording import format_bytes, join_words, pluralize
 from ..report_data import Group, ReportData
-from . import drawing
-from .drawing import Chart, ChartRow, Mark, MissingChart, Panel, label_width
+from .drawing import NARROW, Axis, Bar, Chart, ChartRow, Key, Line, Look, MarkKind, MissingChart, Panel, row_height
+from .looks import arm_look, shade_of, tier_look
 
 UPLOADS_TITLE, TIME_TITLE = "Uploaded data", "Time and memory"
-PHASES = ("training", "evaluation", "saving")
+PHASES = {"training": "--amount", "evaluation": "--ok", "saving": "--late"}  # and their colors
 TIME_COLUMNS = (
     "arm", "seed", "round", "training_seconds", "evaluation_seconds", "saving_seconds", "peak_megabytes",
     "simulated_seconds",
@@ -38,29 +33,28 @@ def build_uploads_chart(report: ReportData) -> Chart | MissingChart:
         by_bundle[bundle] += count
     tiers = [tier for tier in report.tiers if any(name == tier for name, _ in totals)]
     tiers += sorted({tier for tier, _ in totals} - set(tiers))
-    legend = [Mark(tier, index, tier) for index, tier in enumerate(tiers)]
-    panel = _uploads_panel(tiers, [bundle for bundle, _ in by_bundle.most_common()], totals)
+    looks = [tier_look(report, tier) if tier in report.tiers else shade_of(at, tier) for at, tier in enumerate(tiers)]
+    legend = [Key(tier, look) for tier, look in zip(tiers, looks, strict=True)]
+    panel = _uploads_panel(tiers, looks, [bundle for bundle, _ in by_bundle.most_common()], totals)
     columns, sentence = ("round", "tier", "bundle", "bytes"), _uploads_sentence(report, by_bundle)
-    return Chart("uploads", UPLOADS_TITLE, sentence, columns, records, [panel], legend, marks="areas")
+    return Chart("uploads", UPLOADS_TITLE, sentence, columns, records, [panel], legend)
 
 
-def _uploads_panel(tiers: list[str], bundles: list[str], totals: Counter[tuple[str, str]]) -> Panel:
-    def draw(axes: Axes) -> None:
-        height = 0.8 / len(tiers)
-        for index, tier in enumerate(tiers):
-            y = [row + (index - (len(tiers) - 1) / 2) * height for row in range(len(bundles))]
-            widths = [totals[tier, bundle] for bundle in bundles]
-            artists = axes.barh(y, widths, height=0.9 * height, color=drawing.color(index))
-            drawing.tag_tier(list(artists), tier)
-        axes.set_xscale("log")
-        drawing.use_log_ticks(axes.xaxis)
-        axes.set_yticks(range(len(bundles)), bundles)
-        axes.invert_yaxis()
-        drawing.set_labels(axes, "bytes uploaded by all devices of a tier (logarithmic)", "")
-
+def _uploads_panel(tiers: list[str], looks: list[Look], bundles: list[str], totals: Counter[tuple[str, str]]) -> Panel:
+    marks: list[MarkKind] = []
+    least = min((count for count in totals.values() if count), default=1)
+    high = 0.8 / len(tiers)
+    for row, bundle in enumerate(bundles):
+        for index, (tier, look) in enumerate(zip(tiers, looks, strict=True)):
+            count = totals[tier, bundle]
+            if count:
+                start, text = row - 0.4 + index * high, format_bytes(count)
+                tip = f"{bundle} of {tier} devices: {text}"
+                marks.append(Bar(least / 2, count, start, start + 0.85 * high, look, tip, text))
     parts = [f"{tier} {bundle} {format_bytes(totals[tier, bundle])}" for bundle in bundles for tier in tiers]
-    size = (6.4, 0.8 + 0.26 * len(tiers) * len(bundles))
-    return Panel(f"Bars of bytes uploaded: {'; '.join(parts)}", draw, size=size, left=label_width(bundles))
+    height = row_height(len(bundles), 18 * len(tiers) + 8)
+    x = Axis("bytes uploaded by all devices of a tier (logarithmic)", log=True, low=least / 2)
+    return Panel(f"Bars of bytes uploaded: {'; '.join(parts)}", marks, x, Axis(names=bundles), height=height)
 
 
 def _uploads_sentence(report: ReportData, by_bundle: Counter[str]) -> str:
@@ -81,11 +75,8 @@ def build_time_chart(report: ReportData) -> Chart | MissingChart:
     several = report.has_several_arms
     panels = [_training_seconds_panel(report, records) if several else _seconds_panel(records)]
     panels.append(_memory_panel(report, records))
-    names = [group.name for group in report.groups] if several else list(PHASES)
-    legend = [Mark(name, index) for index, name in enumerate(names)]
-    sentence = _time_sentence(records, report)
-    marks: Literal["lines", "areas"] = "lines" if several else "areas"
-    return Chart("time", TIME_TITLE, sentence, TIME_COLUMNS, records, panels, legend, marks)
+    legend = [] if several else [Key(phase, Look(color)) for phase, color in PHASES.items()]
+    return Chart("time", TIME_TITLE, _time_sentence(records, report), TIME_COLUMNS, records, panels, legend)
 
 
 def _time_rows(group: Group) -> list[ChartRow]:
@@ -109,44 +100,46 @@ def _seconds_panel(records: list[ChartRow]) -> Panel:
         for column in (3, 4, 5)
     ]
 
-    def draw(axes: Axes) -> None:
-        floor = np.zeros(len(rounds))
-        for index, values in enumerate(sums):
-            axes.bar(rounds, values, bottom=floor, color=drawing.color(index), width=0.8)
-            floor = floor + np.array(values)
-        drawing.start_at_zero(axes)
-        drawing.set_labels(axes, "round", "seconds")
-        drawing.use_integer_ticks(axes.xaxis)
-
+    marks: list[MarkKind] = []
+    for at, number in enumerate(rounds):
+        floor = 0.0
+        for (phase, color), values in zip(PHASES.items(), sums, strict=True):
+            tip = f"round {number}: {values[at]:.2f} s {phase}"
+            marks.append(Bar(number - 0.4, number + 0.4, floor, floor + values[at], Look(color), tip))
+            floor += values[at]
     totals = join_words([f"{phase} {sum(values):.1f}" for phase, values in zip(PHASES, sums, strict=True)])
-    return Panel(f"Seconds by round, in total: {totals}", draw, "seconds", size=(5.0, 3.0))
+    x, y = Axis("round", integer=True), Axis("seconds", from_zero=True)
+    return Panel(f"Seconds by round, in total: {totals}", marks, x, y, "seconds", width=NARROW)
 
 
-def _draw_by_arm(report: ReportData, records: list[ChartRow], column: int, label: str) -> Callable[[Axes], None]:
+def _by_arm(report: ReportData, records: list[ChartRow], column: int, unit: str) -> list[Line]:
     """One line per arm, of the mean over its seeds."""
+    lines = []
+    for group in report.groups:
+        by_round, name = _round_means(records, group.name, column), group.name if report.has_several_arms else ""
+        if by_round:
+            look = arm_look(report, group.name)
+            values = list(by_round.values())
+            lines.append(Line(name, list(by_round), values, look, format=lambda value: f"{value:,.3g} {unit}"))
+    return lines
 
-    def draw(axes: Axes) -> None:
-        for index, group in enumerate(report.groups):
-            by_round = _round_means(records, group.name, column)
-            drawing.draw_line(axes, list(by_round), list(by_round.values()), index)
-        drawing.start_at_zero(axes)
-        drawing.set_labels(axes, "round", label)
-        drawing.use_integer_ticks(axes.xaxis)
 
-    return draw
+ROUNDS = Axis("round", integer=True, is_round=True)
 
 
 def _training_seconds_panel(report: ReportData, records: list[ChartRow]) -> Panel:
     names = [group.name for group in report.groups]
     means = [f"{name} {statistics.fmean(_round_means(records, name, 3).values() or [0.0]):.2f}" for name in names]
     alt = f"Seconds of training per round, mean over seeds: {'; '.join(means)}"
-    return Panel(alt, _draw_by_arm(report, records, 3, "seconds of training"), "seconds", size=(5.0, 3.0))
+    y = Axis("seconds of training", from_zero=True)
+    return Panel(alt, _by_arm(report, records, 3, "s"), ROUNDS, y, "seconds", width=NARROW)
 
 
 def _memory_panel(report: ReportData, records: list[ChartRow]) -> Panel:
     peak = max((_number(record[6]) for record in records), default=0.0)
     alt = f"Peak memory of the main process by round, {peak:,.0f} MB at most"
-    return Panel(alt, _draw_by_arm(report, records, 6, "peak memory so far, MB"), "memory", size=(5.0, 3.0))
+    y = Axis("peak memory so far, MB", from_zero=True)
+    return Panel(alt, _by_arm(report, records, 6, "MB"), ROUNDS, y, "memory", width=NARROW)
 
 
 def _round_means(records: list[ChartRow], arm: str, column: int) -> dict[float, float]:

@@ -1,0 +1,222 @@
+"""Make the pictures of the README and the documentation: real runs of committed recipes, seen by a real browser.
+
+    python scripts/pictures.py [--runs FOLDER] [NAME ...]
+
+Needs Debian's `chromium` and `chromium-driver`, and selenium and Pillow as in the extra `dev`. Runs that FOLDER has
+already are not repeated. NAMEs are heterofl, personalized, six_arms, live, gallery and all_methods; default: all.
+"""
+
+import argparse
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from fedloom.design import stylesheet
+from fedloom.reporting.charts.drawing import Axis, Dot, Key, Look, Panel, render_svg, row_height, swatch
+from fedloom.reporting.charts.looks import shade_of
+from fedloom.reporting.page import read_resource
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+SIX = [
+    "--methods", "fjord,fedrolex", "--controls", "standalone,small-for-all,drop-the-small",
+    "--set", "data.dataset=digits", "--set", "model.hidden=[16, 32]", "--set", "rounds=8",
+]  # fmt: skip
+COMMANDS = {  # what each folder of runs is made by
+    "heterofl": ["run"],
+    "personalized": ["run", "recipes/personalized_digits.toml"],
+    "six_arms": ["compare", "recipes/demo.toml", "--seeds", "2", *SIX],
+    "live": ["run", "recipes/demo.toml"],
+}
+VIEWS = {  # width, height, color scheme and medium of a picture
+    "1300": (1300, 900, "light", ""),
+    "500": (500, 1100, "light", ""),
+    "dark": (1300, 900, "dark", ""),
+    "print": (794, 1123, "light", "print"),
+}
+OPTIONS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+COLORS = 128  # of a picture: enough for text and charts, and a tenth of the bytes
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    if not all(programs.values()):
+        sys.exit("this needs Debian's packages chromium and chromium-driver")
+    with tempfile.TemporaryDirectory() as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(programs["chromium"])
+        for option in (*OPTIONS, f"--user-data-dir={profile}"):
+            options.add_argument(option)
+        browser = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
+        try:
+            yield browser
+        finally:
+            browser.quit()
+
+
+def look(browser: Any, view: str, height: int | None = None) -> None:
+    width, usual, scheme, medium = VIEWS[view]
+    features = [
+        {"name": "prefers-color-scheme", "value": scheme},
+        {"name": "prefers-reduced-motion", "value": "reduce"},
+    ]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features, "media": medium})
+    size = {"width": width, "height": height or usual, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def capture(browser: Any, name: str) -> None:
+    picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    file = IMAGES / f"{name}.png"
+    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+    sys.stdout.write(
+        f"{file.relative_to(ROOT)}  {picture.width} x {picture.height}, {file.stat().st_size // 1000} kB\n"
+    )
+
+
+def fedloom(*words: str) -> list[str]:
+    return [sys.executable, "-m", "fedloom", *words]
+
+
+def make_run(runs: Path, name: str) -> Path:
+    """The folder of the runs that a picture shows, made unless it is there."""
+    folder = runs / name
+    if not (folder / "report.html").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run(fedloom(*COMMANDS[name], "--out", str(folder), "--quiet"), cwd=ROOT, check=True)
+    subprocess.run(fedloom("report", str(folder)), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def show_report(browser: Any, runs: Path, name: str) -> None:
+    page = make_run(runs, name) / "report.html"
+    for view in VIEWS:
+        look(browser, view)
+        browser.get(page.resolve().as_uri())
+        capture(browser, f"report_{name}_{view}")
+
+
+def show_live(browser: Any, runs: Path, name: str) -> None:
+    """A run that goes on, from the server of `report --watch`."""
+    folder = runs / name
+    shutil.rmtree(folder, ignore_errors=True)
+    with subprocess.Popen(fedloom(*COMMANDS[name], "--out", str(folder), "--quiet", "--no-report"), cwd=ROOT) as run:
+        try:
+            wait_for(lambda: _rounds(folder) >= 4)
+            command = fedloom("report", str(folder), "--watch", "--every", "1")
+            with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as watcher:
+                assert watcher.stderr is not None
+                address = watcher.stderr.readline().split()[0]
+                for view in VIEWS:
+                    look(browser, view)
+                    browser.get(address)
+                    capture(browser, f"report_{name}_{view}")
+                watcher.terminate()
+        finally:
+            run.terminate()
+
+
+def _rounds(folder: Path) -> int:
+    rows = folder / "rows.jsonl"
+    return (
+        max((json.loads(line)["round"] for line in rows.read_text().splitlines()), default=0) if rows.is_file() else 0
+    )
+
+
+def wait_for(done: Callable[[], bool], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > until:
+            sys.exit("the run did not get on")
+        time.sleep(0.1)
+
+
+def show_gallery(browser: Any, runs: Path, name: str) -> None:
+    for run in ("heterofl", "personalized", "six_arms"):
+        make_run(runs, run)
+    subprocess.run(fedloom("list", "runs", str(runs), "--html"), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    look(browser, "1300")
+    browser.get((runs / "index.html").resolve().as_uri())
+    capture(browser, name)
+
+
+def show_all_methods(browser: Any, runs: Path, name: str) -> None:
+    """The table of the results page as a chart; the table is the measurement."""
+    section = (ROOT / "docs" / "results.md").read_text("utf-8").partition("## Five systems and their baselines")[2]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.partition("\n## ")[0].splitlines()
+        if line.startswith("|") and "±" in line
+    ]
+
+    def panel(title: str, columns: dict[int, Look]) -> str:
+        marks = []
+        for row, cells in enumerate(rows):
+            for column, style in columns.items():
+                mean, spread = map(float, re.findall(r"[\d.]+", cells[column])[:2])
+                marks.append(Dot(mean, row, style, spread=spread, size=4.5))
+        axis = Axis("accuracy, % (mean and standard deviation over five seeds)", low=0, high=90)
+        names = Axis(names=[cells[0] for cells in rows])
+        return f'<div class="panel"><h3 class="panel-title">{title}</h3>' + render_svg(
+            Panel(title, marks, axis, names, width=480, height=row_height(len(rows), 20)), f"p{len(title)}"
+        ) + "</div>"  # fmt: skip
+
+    looks = {"large devices": shade_of(0), "small devices": shade_of(2)}
+    keys = "".join(f"<li>{swatch(Key(tier, style, 'point'))}{tier}</li>" for tier, style in looks.items())
+    whole = panel("Global test: models on the whole test set", dict(zip((1, 2), looks.values(), strict=True)))
+    own = panel("Local test: the average device on its own test examples", {4: Look("--a0")})
+    css = stylesheet() + read_resource("page.css")
+    page = (
+        f'<!doctype html><meta charset="utf-8"><style>{css}</style><h1>18 methods on one fleet, at equal bytes</h1>'
+        f'<ul class="legend">{keys}</ul><div class="panels several">{whole}{own}</div>'
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        file.write_text(page, encoding="utf-8")
+        look(browser, "1300", 620)
+        browser.get(file.as_uri())
+        capture(browser, name)
+
+
+PICTURES: dict[str, Callable[[Any, Path, str], None]] = {
+    "heterofl": show_report,
+    "personalized": show_report,
+    "six_arms": show_report,
+    "live": show_live,
+    "gallery": show_gallery,
+    "all_methods": show_all_methods,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[[], *PICTURES], default=[])
+    parser.add_argument("--runs", type=Path, help="keep the runs here")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary, open_browser() as browser:
+        runs = chosen.runs or Path(temporary)
+        runs.mkdir(parents=True, exist_ok=True)
+        for name in chosen.names or PICTURES:
+            PICTURES[name](browser, runs, name)
+
+
+if __name__ == "__main__":
+    main()
