@@ -143,7 +143,8 @@ class Client:
         """The learning rate of each device in this round, [K]; those of experiments that share a block may differ."""
         if isinstance(self.optimizer, JoinedOptimizer):
             return self.optimizer.learning_rates
-        return torch.full(self.seen_labels.shape[:1], self.optimizer.lr, dtype=torch.float64)
+        dtype = torch.get_default_dtype()
+        return self.seen_labels.new_full((len(self.seen_labels),), self.optimizer.lr, dtype=dtype)
 
     @property
     def num_examples(self) -> int:

@@ -208,24 +208,45 @@ class JoinedOptimizer:
 
     Parameters
     ----------
+    optimizer : one with numbers [K] where devices differ.
     learning_rates : the learning rate of each device, [K].
-    start, step : those of an optimizer with numbers [K] where devices differ.
+    rates : the same, known without reading a tensor.
     """
 
+    optimizer: Optimizer
     learning_rates: Tensor
-    start: Callable[[Tensors], Parcel]
-    step: Callable[[Tensors, Tensors, Parcel, Tensor], None]
+    rates: tuple[float, ...]
 
     @property
     def lr(self) -> float:
         """The learning rate, if all devices have the same."""
-        rates = set(self.learning_rates.tolist())
-        if len(rates) == 1:
-            return float(rates.pop())
+        if len(set(self.rates)) == 1:
+            return self.rates[0]
         raise UnequalNumbersError(
             "the devices of this block have different learning rates: use client.learning_rates, [K], instead of "
             "client.optimizer.lr"
         )
+
+    def start(self, weights: Tensors) -> Parcel:
+        """The optimizer's state before the first step.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        """
+        return self.optimizer.start(weights)
+
+    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
+        """Update weights and state in place.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        gradient : their gradient.
+        state : what `start` returned, as the last step left it.
+        active : [K]; a device with 0 keeps weights and state bit for bit.
+        """
+        self.optimizer.step(weights, gradient, state, active)
 
 
 def joining_key(optimizer: Optimizer) -> Hashable:
@@ -253,9 +274,9 @@ def join_optimizers(optimizers: Sequence[Optimizer]) -> Optimizer:
         return first
     columns = {name: [getattr(one, name) for one in optimizers] for name in first.per_device}  # type: ignore[attr-defined]
     unequal = {name: torch.tensor(own, dtype=torch.float64) for name, own in columns.items() if len(set(own)) > 1}
-    rates = torch.tensor([one.lr for one in optimizers], dtype=torch.float64)
+    rates = tuple(one.lr for one in optimizers)
     joined: Optimizer = replace(first, **unequal)  # type: ignore[type-var]
-    return JoinedOptimizer(rates, joined.start, joined.step)
+    return JoinedOptimizer(joined, torch.tensor(rates, dtype=torch.float64), rates)
 
 
 class LRSchedule(Protocol):

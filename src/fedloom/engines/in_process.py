@@ -486,7 +486,8 @@ def _enter_device(
     client: Client, inbox: Parcel, host_bundles: Collection[str], device: torch.device
 ) -> tuple[Client, Parcel]:
     """The same on a device: the data set stays there, all else crosses in one copy."""
-    own = {name: getattr(client, name) for name in ("test_indices", "train_indices", "plan", "seen_labels", "state")}
+    names = ("optimizer", "test_indices", "train_indices", "plan", "seen_labels", "state")
+    own = {name: getattr(client, name) for name in names}
     at_host = {name: tensors for name, tensors in inbox.items() if name in host_bundles}
     moved, bundles = enter((own, {name: one for name, one in inbox.items() if name not in at_host}), device)
     examples, tests = (
