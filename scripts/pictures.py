@@ -49,7 +49,7 @@ OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
 )  # fmt: skip
-COLORS = 128  # of a picture: enough for text and charts, and a tenth of the bytes
+COLORS = 256  # of a picture: enough for text and charts, and a tenth of the bytes
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def look(browser: Any, view: str, height: int | None = None) -> None:
 def capture(browser: Any, name: str) -> None:
     picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     file = IMAGES / f"{name}.png"
-    picture.quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
     sys.stdout.write(
         f"{file.relative_to(ROOT)}  {picture.width} x {picture.height}, {file.stat().st_size // 1000} kB\n"
     )

@@ -355,7 +355,8 @@ def _left_margin(panel: Panel, marks: Sequence[MarkKind]) -> float:
 def _right_margin(ends: Sequence[tuple[str, float]], marks: Sequence[MarkKind]) -> float:
     texts = [text for text, _ in ends]
     texts += [mark.text for mark in marks if isinstance(mark, Dot | Bar)]
-    return BESIDE + CHARACTER * max((len(text) for text in texts), default=0) + (6 if any(texts) else 0)
+    wide = 1.1 * CHARACTER  # they are bold
+    return BESIDE + wide * max((len(text) for text in texts), default=0) + (6 if any(texts) else 0)
 
 
 def _ticks(axis: Axis, low: float, high: float, most: int) -> list[float]:
