@@ -127,8 +127,10 @@ def initial_projection(client: Client, mentee: Model) -> Tensor:
     """[K, width, width]: a device's map from the mentee's features to the mentor's, at first the identity."""
     if "projection" in client.state:
         return client.state["projection"]["weight"]
-    place = client.seen_labels.device
-    identity = torch.eye(mentee.feature_width(), client.model.feature_width(), device=place)
+    rows, columns = (
+        torch.arange(model.feature_width(), device=client.seen_labels.device) for model in (mentee, client.model)
+    )
+    identity = (rows.unsqueeze(1) == columns).to(torch.get_default_dtype())
     return identity.expand(len(client.seen_labels), *identity.shape)
 
 
