@@ -5,8 +5,10 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
+from ..models.lanes import lay_out
 from ..tensors import Tensors, combine
 from .client import Batch, Client
+from .lane_optimizers import in_lanes
 from .plan import group_steps
 
 Objective = Callable[..., Tensor | Tensors]
@@ -46,15 +48,17 @@ def fit(
     ...     return cross_entropy(logits, batch)
     >>> weights = fit(client, inbox["weights"], loss)
     """
-    trained = combine(torch.clone, weights)
+    interleaved = client.model.trains_interleaved()
+    trained = combine(lay_out if interleaved else torch.clone, weights)
+    optimizer = in_lanes(client.optimizer) if interleaved else client.optimizer
     trainable = trained if only is None else {name: trained[name] for name in only}
-    states = [client.optimizer.start(trainable) for _ in objectives]
+    states = [optimizer.start(trainable) for _ in objectives]
     for steps in group_steps(client.plan, batches_per_step):
         batches = [client.batch(step) for step in steps]
         for objective, state in zip(objectives, states, strict=True):
             grads = gradient(_with_auxiliary_loss(objective, client), trainable, *batches, all_weights=trained)
-            client.optimizer.step({name: trainable[name] for name in grads}, grads, state, steps[0].active)
-    return trained
+            optimizer.step({name: trainable[name] for name in grads}, grads, state, steps[0].active)
+    return combine(Tensor.contiguous, trained) if interleaved else trained
 
 
 def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weights: Tensors | None = None) -> Tensors:

@@ -27,12 +27,14 @@ from . import structure
 from .axes import Layout, Layouts, ModelShapes, axis_pairs, covered_entries
 from .batching import (
     TRIALS_PER_KIND,
+    Kernels,
     ModelKind,
     all_shapes,
     batching_mode,
     block_forward,
     find_changed_buffer,
     find_draw_in_evaluation,
+    is_interleaved,
     is_stochastic,
     statistic_slots,
     trial_batch,
@@ -81,6 +83,7 @@ class Model:
         None: any, as for a part of a net.
     class_axis : the axis of the module's output that holds the classes: the last, or 1 for pixels. Exits of a model
         have it last in any case.
+    kernels : what computes it: torch alone, or the lane kernels (`lanes/`) where they can. Results differ by rounding.
     """
 
     family: str
@@ -92,6 +95,7 @@ class Model:
     frozen_from: "Model | None" = None
     target_shape: tuple[int, ...] | None = None
     class_axis: int = -1
+    kernels: Kernels = "torch"
 
     def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
         """Run K devices, with `step_seeds` in training mode.
@@ -353,6 +357,10 @@ class Model:
         """False for families, such as those of text, that declare that their layers cannot be folded."""
         return _inspect(self, structure.is_foldable)
 
+    def trains_interleaved(self) -> bool:
+        """True if the lane kernels train it, whose weights lie in memory with the devices innermost."""
+        return is_interleaved(self, training=True)
+
     def fallback_reasons(self) -> tuple[str, ...]:
         """Why many devices train in a slower batching mode; empty if they do not."""
         return batching_mode(self, True, False)[1]
@@ -432,7 +440,7 @@ def chain_models(first: Model, second: Model) -> Model:
     second : the model that receives its output.
     """
     family, build = f"{first.family}+{second.family}", _ChainFamily(first, second)
-    return Model(family, build, (), first.input_shape, second.classes, first.tokens)
+    return Model(family, build, (), first.input_shape, second.classes, first.tokens, kernels=first.kernels)
 
 
 @dataclass(frozen=True)
@@ -479,7 +487,7 @@ def _submodel(model: Model, name: str) -> Model:
     inputs = structure.infer_child_input(model.module(), name, model.inputs)
     family, build = f"{model.family}.{name}", _ChildFamily(model.build, name)
     source = model.frozen_from.submodel(name) if model.frozen_from else None
-    child = Model(family, build, model.settings, inputs.shape, 0, inputs.tokens, source)
+    child = Model(family, build, model.settings, inputs.shape, 0, inputs.tokens, source, kernels=model.kernels)
     return replace(child, classes=_inspect(child, structure.count_logits, inputs))
 
 
