@@ -45,7 +45,7 @@ def test_load_minimal_recipe_has_defaults():
             "every": 1, "tests": ("global", "local"), "per_device": "last", "batch_size": 500, "statistics": {},
             "candidates": (),
         },
-        "engine": {"kind": "in_process"},
+        "engine": {"kind": "in_process", "kernels": "auto"},
         "faults": {
             "dropout": 0.0, "outages": (), "quorum": 0.0, "min_coverage": 1, "over_selection": 0.0,
             "max_failed_rounds": 5,

@@ -34,6 +34,7 @@ from ..client import (
 )
 from ..fleet import Channel, Device, Engine, Fleet, Reply, Request
 from ..models import Model, StepSeeds
+from ..models.lanes import filled
 from ..registry import Registry
 from ..seeds import PLAN, generator, number
 from ..tensors import Parcel, join, layout, split
@@ -301,11 +302,12 @@ def _make_block(group: list[tuple[BlockMember, Parcel]]) -> Block:
 
 
 def _padded_size(member: BlockMember, devices: int) -> int:
-    """Pad a lone device to a block of two: a block of one selects other kernels and changes the bits."""
+    """Pad a lone device to a block of two: a block of one selects other kernels and changes the bits. Lane kernels have
+    no such difference, but want whole vectors."""
     alone = member.block_size() == 1 or member.device.pooled_from
     if alone or (member.device.is_server and not member.job.task.batch_key):  # nothing could ever share its block
         return devices
-    return max(2, devices)
+    return filled(devices) if member.device.model.trains_interleaved() else max(2, devices)
 
 
 def run_block(block: Block) -> ClientResult:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ..fleet import Assignment, Sampling
 from ..footprints import LowCoverage
+from ..models import KernelSetting
 from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
 from .errors import FILE_NAME_RULE
 
@@ -199,6 +200,10 @@ class EngineConfig(OpenSection):
     devices_per_block: Count | dict[str, Count] | None = None
     """Devices of a tier that run as one network: a number, or one per tier, which `fedloom calibrate` measures; 1: one
     after the other; results differ by rounding; default: a fixed rule."""
+    kernels: KernelSetting = "auto"
+    """What computes the models: `"torch"`; `"lanes"`: kernels with the devices in the lanes of vectors, which need the
+    extra `fast`; `"auto"`: the latter if they are installed and the model is large enough. Where they have no kernel
+    for a layer, torch computes the model. Results differ by rounding."""
 
 
 class CheckpointConfig(Section):

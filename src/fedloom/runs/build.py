@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from ..files import is_file, is_folder
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
 from ..footprints import Aggregate, Footprint, RobustAggregator, coverage_mean
 from ..methods import Method, fleet_problem, headline_test
-from ..models import MODELS, Family, Model, build_model
+from ..models import MODELS, Family, Model, build_model, choose_kernels, lanes
 from ..recipe.errors import KeyPath, RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
@@ -104,6 +105,10 @@ def _check_device_tiers(loaded: LoadedRecipe) -> None:
 def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
     recipe = loaded.recipe
+    if recipe.engine.kernels == "lanes" and not lanes.is_available():
+        message = 'engine.kernels = "lanes" needs Numba'
+        hint = 'pip install "fedloom[fast]", or engine.kernels = "torch"'
+        raise loaded.error(RecipeIssue(("engine", "kernels"), "KERNELS_MISSING", message, hint, value="lanes"))
     models: list[tuple[str, Model]] = []
     for number, tier in enumerate(recipe.tiers):
         family = tier.family or recipe.model.family
@@ -121,6 +126,7 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
             )
             model.check_output_size()
             model.check_buffers()
+            model = replace(model, kernels=choose_kernels(recipe.engine.kernels, model))
             if data_spec.task.causal:
                 model.check_causal()
         except Exception as error:

@@ -13,6 +13,7 @@ from ..data import IGNORED
 from ..engines import Refusal
 from ..evaluation import Row
 from ..evaluation.metrics import MetricInfo, unigram_perplexity
+from ..fleet import Fleet
 from ..fleet.tiers import tier_regions
 from ..models import compute_cost
 from ..recipe.load import dumps
@@ -255,6 +256,11 @@ def hash_frozen_weights(experiment: Experiment) -> dict[str, dict[str, str]]:
     return {"frozen": hashes} if any(hashes.values()) else {}
 
 
+def find_kernels(fleet: Fleet) -> dict[str, str]:
+    """What trains each tier's model: "lanes" or "torch"."""
+    return {tier.name: "lanes" if tier.model.trains_interleaved() else "torch" for tier in fleet.active_tiers}
+
+
 def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
     return {
         "seed": experiment.loaded.recipe.seed,
@@ -262,6 +268,7 @@ def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
         "data": experiment.dataset.fingerprint(),
         "partition": experiment.partition.fingerprint(),
         **hash_frozen_weights(experiment),
+        "kernels": find_kernels(experiment.fleet),
         "test_examples": len(experiment.dataset.test),
         **({"data_deviation": experiment.dataset.deviation} if experiment.dataset.deviation else {}),
         **describe_metrics(experiment),

@@ -1,9 +1,10 @@
 """Resume an interrupted run, or replay the last rounds of a finished one and compare the results."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from .experiment import Experiment
 from .folder import read_manifest, read_rows
 from .loop import rounds, single_thread
 from .own_names import load_recipe_of
-from .recorder import collect_inputs, compute_fingerprints, restore_experiment
+from .recorder import collect_inputs, compute_fingerprints, find_kernels, restore_experiment
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ def check_unchanged(
     folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, any_rounds: bool = False
 ) -> None:
     recipe = {**before["recipe"], **({"rounds": now["recipe"]["rounds"]} if any_rounds else {})}
+    recipe["engine"] = {"kernels": "torch", **recipe.get("engine", {})}  # what runs of older releases had
     if recipe != now["recipe"]:
         changed = "; ".join(list_changes(recipe, now["recipe"]))
         hint = "undo the change, or start another run"
@@ -155,17 +157,26 @@ class Verdict(Result):
     ----------
     since : the round whose checkpoint the replay started from; 0: the beginning.
     rounds : how many were replayed.
-    differences : what is not the same to the bit; empty: nothing.
+    differences : what is not the same; empty: nothing.
+    kernels : which tiers now have other kernels than in the run, so that rows are compared but for rounding; empty: the
+        same, so that everything is compared bit by bit.
     """
 
     since: int
     rounds: int
     differences: tuple[str, ...]
+    kernels: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        same = "not the same" if self.differences else "the same to the bit"
-        return f"{self.replayed}: {same}"
+        return f"{self.replayed}: {'not the same' if self.differences else self.sameness}"
+
+    @property
+    def sameness(self) -> str:
+        """How far the replay is the same where it does not differ."""
+        if not self.kernels:
+            return "the same to the bit"
+        return f"the same but for rounding, since other kernels ran ({', '.join(self.kernels)})"
 
     @property
     def replayed(self) -> str:
@@ -176,7 +187,8 @@ class Verdict(Result):
         return [{"difference": difference} for difference in self.differences]
 
     def content(self) -> dict[str, Any]:
-        return {"since": self.since, "rounds": self.rounds, "differences": list(self.differences)}
+        found = {"since": self.since, "rounds": self.rounds, "differences": list(self.differences)}
+        return {**found, **({"kernels": list(self.kernels)} if self.kernels else {})}
 
 
 def verify(folder: Path, registries: Registries, data: Path, back: int, workers: int) -> Verdict:
@@ -203,11 +215,41 @@ def verify(folder: Path, registries: Registries, data: Path, back: int, workers:
             server = result.server
             logger.info("round %d replayed", result.number)
         fingerprints = compute_fingerprints(experiment, server)
-    wrong = [f"{name}: {manifest[name]} then, {now} now" for name, now in fingerprints.items() if manifest[name] != now]
     written = [row for row in read_rows(folder) if row.round > checkpoint.number]
+    kernels = _changed_kernels(manifest, experiment)
+    if kernels:
+        wrong = _compare_rounded(written, replayed)
+        return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong), kernels)
+    wrong = [f"{name}: {manifest[name]} then, {now} now" for name, now in fingerprints.items() if manifest[name] != now]
     if [repr(row) for row in written] != [repr(row) for row in replayed]:
         wrong.append(f"{sum(a != b for a, b in zip(written, replayed, strict=False))} of {len(written)} rows")
     return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong))
+
+
+ROUNDING = 0.05
+"""By how much of its size, and at least by how much, a figure may differ where other kernels ran: training magnifies
+rounding, and a few examples change sides."""
+
+
+def _changed_kernels(manifest: Mapping[str, Any], experiment: Experiment) -> tuple[str, ...]:
+    """The tiers whose kernels are not those of the run."""
+    now = find_kernels(experiment.fleet)
+    then = manifest.get("kernels", dict.fromkeys(now, "torch"))
+    return tuple(f"{tier}: {then.get(tier)} then, {kind} now" for tier, kind in now.items() if then.get(tier) != kind)
+
+
+def _compare_rounded(written: list[Row], replayed: list[Row]) -> list[str]:
+    """What differs by more than rounding; figures that cannot differ by rounding must be equal."""
+    if [replace(row, value=0.0) for row in written] != [replace(row, value=0.0) for row in replayed]:
+        return [f"{len(written)} rows then, {len(replayed)} others now"]
+    far = [
+        (before, after)
+        for before, after in zip(written, replayed, strict=True)
+        if not math.isclose(before.value, after.value, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        and not (math.isnan(before.value) and math.isnan(after.value))
+    ]
+    names = sorted({before.metric for before, _ in far})
+    return [f"{len(far)} of {len(written)} rows by more than {ROUNDING:.0%}: {', '.join(names)}"] if far else []
 
 
 def require_finished(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Sums over maps and what normalizations make of them, with the (channel, device) pairs of a map in the lanes.
 
-A map is [segments, rows, columns] in memory, columns being channels times devices. Batch norm has one segment, the whole
-batch; group norm has one for each example. Every sum runs over rows in the same order for any number of columns. NaN
-passes through everything: a diverged device must look diverged.
+A map is [segments, rows, columns] in memory, columns being channels times devices. Batch norm has one segment, the
+whole batch; group norm has one for each example. Every sum runs over rows in the same order for any number of columns.
+NaN passes through everything: a diverged device must look diverged.
 """
 
 import functools
@@ -35,7 +35,7 @@ def column_sums(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def column_sums(x, total, segments, rows, columns, factor):  # type: ignore[no-untyped-def]
+    def column_sums(x, total, segments, rows, columns, factor):
         """total[s, j] = factor * sum of x[s, :, j]"""
         row = columns * size
         for s in range(segments):
@@ -63,7 +63,7 @@ def moments(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def moments(x, mean, variance, segments, rows, columns):  # type: ignore[no-untyped-def]
+    def moments(x, mean, variance, segments, rows, columns):
         """The mean and biased variance of each column, in two passes."""
         row = columns * size
         share = splat(lanes, bits, 1.0 / rows)
@@ -109,7 +109,7 @@ def scale_columns(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def scale_columns(x, scale, shift, y, segments, rows, columns, activation):  # type: ignore[no-untyped-def]
+    def scale_columns(x, scale, shift, y, segments, rows, columns, activation):
         """y = activation(x * scale + shift)"""
         zero, six = splat(lanes, bits, 0.0), splat(lanes, bits, 6.0)
         p = 0
@@ -117,7 +117,9 @@ def scale_columns(lanes: int, bits: int) -> Any:
             for _ in range(rows):
                 for j in range(0, columns, lanes):
                     valid, q = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size
-                    t = fma(load(bits, x + p + j * size, valid), load(bits, scale + q, valid), load(bits, shift + q, valid))
+                    t = fma(
+                        load(bits, x + p + j * size, valid), load(bits, scale + q, valid), load(bits, shift + q, valid)
+                    )
                     if activation != 0:
                         t = where_above(t, zero, t, zero)
                         if activation == 2:
@@ -133,7 +135,7 @@ def gradient_sums(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def gradient_sums(g, x, center, scale, shift, total, weighted, segments, rows, columns, activation):  # type: ignore[no-untyped-def]
+    def gradient_sums(g, x, center, scale, shift, total, weighted, segments, rows, columns, activation):
         """The sums of the gradient behind the activation, and of that times x - center."""
         zero, six = splat(lanes, bits, 0.0), splat(lanes, bits, 6.0)
         row = columns * size
@@ -179,7 +181,7 @@ def gradient_columns(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def gradient_columns(g, x, scale, shift, slope, offset, plus, dx, segments, rows, columns, activation):  # type: ignore[no-untyped-def]
+    def gradient_columns(g, x, scale, shift, slope, offset, plus, dx, segments, rows, columns, activation):
         """dx = scale * gradient behind the activation + slope * x + offset, and + plus if there is one."""
         zero, six = splat(lanes, bits, 0.0), splat(lanes, bits, 6.0)
         p = 0
@@ -207,7 +209,7 @@ def pool_columns(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def pool_columns(x, scale, shift, y, batch, height, width, columns, per_example):  # type: ignore[no-untyped-def]
+    def pool_columns(x, scale, shift, y, batch, height, width, columns, per_example):
         """The largest relu(x * scale + shift) of windows of 2 x 2. `per_example`: bytes from an example's scale to the
         next one's."""
         zero = splat(lanes, bits, 0.0)
@@ -239,7 +241,7 @@ def pool_gradient_sums(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def pool_gradient_sums(g, x, y, center, scale, shift, total, weighted, segments, batch, height, width, columns):  # type: ignore[no-untyped-def]
+    def pool_gradient_sums(g, x, y, center, scale, shift, total, weighted, segments, batch, height, width, columns):
         """As `gradient_sums`; a window's gradient goes to the first of its largest numbers, if that is above zero."""
         zero = splat(lanes, bits, 0.0)
         near, below, lines, across = columns * size, width * columns * size, height // 2, width // 2
@@ -276,7 +278,7 @@ def pool_gradient_columns(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def pool_gradient_columns(g, x, y, scale, shift, slope, offset, dx, batch, height, width, columns, per_example):  # type: ignore[no-untyped-def]
+    def pool_gradient_columns(g, x, y, scale, shift, slope, offset, dx, batch, height, width, columns, per_example):
         zero = splat(lanes, bits, 0.0)
         near, below, lines, across = columns * size, width * columns * size, height // 2, width // 2
         for b in range(batch):
@@ -324,7 +326,7 @@ def norm_coefficients(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def norm_coefficients(mean, variance, weight, bias, root, scale, shift, segments, channels, devices, group, eps):  # type: ignore[no-untyped-def]
+    def norm_coefficients(mean, variance, weight, bias, root, scale, shift, segments, channels, devices, group, eps):
         """From the moments of columns to those of groups of channels, which replace the means; root = 1 / sqrt(variance
         + eps), and scale and shift of x."""
         one, share, small = splat(lanes, bits, 1.0), splat(lanes, bits, 1.0 / group), splat(lanes, bits, eps)
@@ -351,10 +353,7 @@ def norm_coefficients(lanes: int, bits: int) -> Any:
                         if weight != 0:
                             f = mul(r, load(bits, weight + q, valid))
                         h = mul(m, f)
-                        if bias != 0:
-                            h = sub(load(bits, bias + q, valid), h)
-                        else:
-                            h = sub(splat(lanes, bits, 0.0), h)
+                        h = sub(load(bits, bias + q, valid), h) if bias != 0 else sub(splat(lanes, bits, 0.0), h)
                         store(m, mean + p, valid)
                         store(r, root + p, valid)
                         store(f, scale + p, valid)
@@ -368,7 +367,9 @@ def norm_gradients(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def norm_gradients(total, weighted, mean, root, weight, dw, db, slope, offset, segments, channels, devices, group, share):  # type: ignore[no-untyped-def]
+    def norm_gradients(
+        total, weighted, mean, root, weight, dw, db, slope, offset, segments, channels, devices, group, share
+    ):
         """The gradients of weight and bias, and slope and offset of x in its own. share: 1 / numbers of a group, or 0
         if the statistics are constants."""
         unit, part, zero = devices * size, splat(lanes, bits, share), splat(lanes, bits, 0.0)
@@ -403,7 +404,7 @@ def parametric_coefficients(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def parametric_coefficients(mean, variance, weight, center, bias, root, scale, shift, segments, columns, eps):  # type: ignore[no-untyped-def]
+    def parametric_coefficients(mean, variance, weight, center, bias, root, scale, shift, segments, columns, eps):
         """For FedSup's normalization: root mean square of x - center; a column that equals its center has scale 0."""
         one, zero, small = splat(lanes, bits, 1.0), splat(lanes, bits, 0.0), splat(lanes, bits, eps)
         for s in range(segments):
@@ -426,7 +427,9 @@ def parametric_gradients(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def parametric_gradients(total, weighted, mean, root, scale, center, dw, dc, db, slope, offset, segments, columns, rows, eps):  # type: ignore[no-untyped-def]  # noqa: E501
+    def parametric_gradients(
+        total, weighted, mean, root, scale, center, dw, dc, db, slope, offset, segments, columns, rows, eps
+    ):
         zero, small, count = splat(lanes, bits, 0.0), splat(lanes, bits, eps), splat(lanes, bits, rows)
         for s in range(segments):
             for j in range(0, columns, lanes):

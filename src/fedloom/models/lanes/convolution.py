@@ -1,4 +1,4 @@
-"""Convolution of K devices with the devices in the lanes of vectors, for any K that is a power of two or a multiple of 16.
+"""Convolution of K devices with the devices in the lanes of vectors; K is a power of two or a multiple of 16.
 
 Maps are [batch, height, width, channels, K] in memory and weights [kernel height, kernel width, inputs, outputs, K]. A
 vector holds (channel, device) pairs: devices only if K is large, channels only if K = 1. Every number is one chain of
@@ -22,7 +22,7 @@ from .vectors import (
 )
 
 NEAR = 256_000
-"""Bytes of weights, or of maps, that one part of the loops goes through again and again: half of a usual second cache."""
+"""Bytes of weights, or of maps, that a part of the loops goes through again and again: half of a usual second cache."""
 
 
 class Shape(NamedTuple):
@@ -49,10 +49,12 @@ class Shape(NamedTuple):
         return (self.width + 2 * self.padding[1] - self.kernel[1]) // self.stride[1] + 1
 
 
+@functools.cache
 def lane_count(bits: int) -> int:
     return vector_bytes() * 8 // bits
 
 
+@functools.cache
 def tile_size() -> tuple[int, int]:
     """Rows and columns of the accumulators, as many as the registers hold beside one row and all columns."""
     return (5, 4) if vector_bytes() == 64 else (5, 2)
@@ -64,9 +66,9 @@ def forward_kernel(lanes: int, bits: int, width: int, rows: int, columns: int) -
     channels, count = lanes // width, rows * columns  # channels of a vector, vectors of a tile
 
     @kernel
-    def forward(x, w, bias, y, B, H, W, C, O, HO, WO, KH, KW, SH, SW, PH, PW, groups, K, chunk):  # type: ignore[no-untyped-def]  # noqa: E741, N803
+    def forward(x, w, bias, y, B, H, W, C, O, HO, WO, KH, KW, SH, SW, PH, PW, groups, K, chunk):
         unit = K * size
-        IG, OG = C // groups, O // groups  # noqa: N806
+        IG, OG = C // groups, O // groups
         xb, yb, step, tap = H * W * C * unit, HO * WO * O * unit, O * unit, IG * O * unit
         for group in range(groups):
             for v in range(0, K, width):
@@ -90,7 +92,9 @@ def forward_kernel(lanes: int, bits: int, width: int, rows: int, columns: int) -
                                         near = ((yo * SH + dy - PH) * W + (xo * SW + dx0 - PW)) * C * unit
                                         xp = pointers(rows, xg + near, xb, b, B - 1)
                                         q = (dy * KW + dx0) * tap
-                                        taps = 1 if groups == 1 else dx1 - dx0  # without groups their inputs are adjacent
+                                        taps = (
+                                            1 if groups == 1 else dx1 - dx0
+                                        )  # without groups their inputs are adjacent
                                         for dx in range(taps):
                                             p = dx * C * unit
                                             for _ in range((dx1 - dx0) // taps * IG):
@@ -109,10 +113,10 @@ def input_gradient_kernel(lanes: int, bits: int, width: int, rows: int, columns:
     channels, count = lanes // width, rows * columns
 
     @kernel
-    def input_gradient(g, w, dx_, B, H, W, C, O, HO, WO, KH, KW, SH, SW, PH, PW, groups, K, chunk, wi, wo):  # type: ignore[no-untyped-def]  # noqa: E741, N803
+    def input_gradient(g, w, dx_, B, H, W, C, O, HO, WO, KH, KW, SH, SW, PH, PW, groups, K, chunk, wi, wo):
         """wi and wo: bytes from one input, and from one output, of the weights to the next."""
         unit = K * size
-        IG, OG = C // groups, O // groups  # noqa: N806
+        IG, OG = C // groups, O // groups
         xb, yb, tap = H * W * C * unit, HO * WO * O * unit, IG * O * unit
         for group in range(groups):
             for v in range(0, K, width):
@@ -153,10 +157,10 @@ def weight_gradient_kernel(lanes: int, bits: int, width: int, rows: int, columns
     channels, count = lanes // width, rows * columns
 
     @kernel
-    def weight_gradient(x, g, dw, B, H, W, C, O, HO, WO, KH, KW, SH, SW, PH, PW, groups, K, images, lines):  # type: ignore[no-untyped-def]  # noqa: E741, N803
+    def weight_gradient(x, g, dw, B, H, W, C, O, HO, WO, KH, KW, SH, SW, PH, PW, groups, K, images, lines):
         """`images` and `lines` of the maps at a time, which are one or all of the lines if there are several images."""
         unit = K * size
-        IG, OG = C // groups, O // groups  # noqa: N806
+        IG, OG = C // groups, O // groups
         xb, yb, step = H * W * C * unit, HO * WO * O * unit, O * unit
         for group in range(groups):
             for v in range(0, K, width):

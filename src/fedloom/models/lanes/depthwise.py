@@ -1,7 +1,7 @@
 """Depthwise convolution of K devices: one filter for each (channel, device) pair, which are the lanes of vectors.
 
-Maps are [batch, height, width, columns] and weights [kernel height, kernel width, columns], columns being channels times
-devices. Every number is one chain of fused multiply-adds in one order, whatever the number of columns.
+Maps are [batch, height, width, columns] and weights [kernel height, kernel width, columns], columns being channels
+times devices. Every number is one chain of fused multiply-adds in one order, whatever the number of columns.
 """
 
 import functools
@@ -15,7 +15,7 @@ def forward_kernel(lanes: int, bits: int, rows: int) -> Any:
     size = bits // 8
 
     @kernel
-    def depthwise_forward(x, w, bias, y, B, H, W, J, HO, WO, KH, KW, SH, SW, PH, PW):  # type: ignore[no-untyped-def]  # noqa: N803
+    def depthwise_forward(x, w, bias, y, B, H, W, J, HO, WO, KH, KW, SH, SW, PH, PW):
         near, xb, yb = J * size, H * W * J * size, HO * WO * J * size
         for b in range(0, B, rows):
             xp, yp = pointers(rows, x, xb, b, B - 1), pointers(rows, y, yb, b, B - 1)
@@ -46,7 +46,7 @@ def input_gradient_kernel(lanes: int, bits: int, rows: int) -> Any:
     size = bits // 8
 
     @kernel
-    def depthwise_input_gradient(g, w, dx_, B, H, W, J, HO, WO, KH, KW, SH, SW, PH, PW):  # type: ignore[no-untyped-def]  # noqa: N803
+    def depthwise_input_gradient(g, w, dx_, B, H, W, J, HO, WO, KH, KW, SH, SW, PH, PW):
         near, xb, yb = J * size, H * W * J * size, HO * WO * J * size
         for b in range(0, B, rows):
             gp, xp = pointers(rows, g, yb, b, B - 1), pointers(rows, dx_, xb, b, B - 1)
@@ -77,11 +77,14 @@ def weight_gradient_kernel(lanes: int, bits: int, columns: int) -> Any:
     span = lanes * size
 
     @kernel
-    def depthwise_weight_gradient(x, g, dw, B, H, W, J, HO, WO, KH, KW, SH, SW, PH, PW):  # type: ignore[no-untyped-def]  # noqa: N803
+    def depthwise_weight_gradient(x, g, dw, B, H, W, J, HO, WO, KH, KW, SH, SW, PH, PW):
         near, xb, yb = J * size, H * W * J * size, HO * WO * J * size
         for j in range(0, J, lanes * columns):
             valid = masks(lanes, columns, J - j, REVISION)
-            xp, gp = pointers(columns, x + j * size, span, 0, columns), pointers(columns, g + j * size, span, 0, columns)
+            xp, gp = (
+                pointers(columns, x + j * size, span, 0, columns),
+                pointers(columns, g + j * size, span, 0, columns),
+            )
             wp = pointers(columns, dw + j * size, span, 0, columns)
             for dy in range(KH):
                 y0, y1 = max(0, -((dy - PH) // SH)), min(HO, (H - 1 + PH - dy) // SH + 1)

@@ -102,7 +102,8 @@ class Step:
 
 def _image(value: Value) -> tuple[int, int]:
     """Height and width of a map; a sequence has height 1."""
-    return (1, 1) if not value.positions else ((1, 1) + value.positions)[-2:]
+    height, width = (1, 1, *value.positions)[-2:]
+    return height, width
 
 
 class Convolution(Step):
@@ -180,7 +181,9 @@ class Linear(Step):
 
     def shape(self, run: Run) -> convolution.Shape:
         batch = self.trace.batch
-        return convolution.Shape(batch, 1, 1, self.fan_in, self.fan_out, (1, 1), (1, 1), (0, 0), 1, run.devices, run.bits)
+        return convolution.Shape(
+            batch, 1, 1, self.fan_in, self.fan_out, (1, 1), (1, 1), (0, 0), 1, run.devices, run.bits
+        )
 
     def _is_flat(self, run: Run) -> bool:
         """True if the weight's axis of inputs counts channels and positions, in this order."""
@@ -191,7 +194,7 @@ class Linear(Step):
         assert name is not None
         if not self._is_flat(run):
             return run.weight(name).view(self.fan_in, self.fan_out, run.devices)
-        apart = run.weights[name].unflatten(2, (self.before.channels, self.positions))
+        apart: Tensor = run.weights[name].unflatten(2, (self.before.channels, self.positions))
         return apart.permute(3, 2, 1, 0).contiguous().view(self.fan_in, self.fan_out, run.devices)
 
     def forward(self, run: Run) -> None:
@@ -330,7 +333,15 @@ class Norm(Step):
             return
         other = run.take_gradient(self.x)
         columns.gradient_columns(run.lanes, run.bits)(
-            g, x.data_ptr(), scale, shift, slope, offset, 0 if other is None else other.data_ptr(), dx.data_ptr(), *sizes
+            g,
+            x.data_ptr(),
+            scale,
+            shift,
+            slope,
+            offset,
+            0 if other is None else other.data_ptr(),
+            dx.data_ptr(),
+            *sizes,
         )
         run.add_gradient(self.x, dx)
 
@@ -461,7 +472,10 @@ class MixedPool(Step):
         super().__init__(operation, trace)
         self.keeps, window = (self.x,), self.settings["window"]
         self.image, self.after = _image(trace.values[self.x]), _image(trace.values[self.output])
-        self.largest, self.average = (window, window, (0, 0), (1, 1), False), (window, window, (0, 0), False, True, None)
+        self.largest, self.average = (
+            (window, window, (0, 0), (1, 1), False),
+            (window, window, (0, 0), False, True, None),
+        )
 
     def forward(self, run: Run) -> None:
         x, share = as_image(run.value(self.x), self.image), run.weight(self.weights[0] or "").flatten()
@@ -570,7 +584,7 @@ class Program:
         used = [weights[name] for name in self.weights]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *used)):
             statistics: dict[str, Tensor] = {}
-            found = _Network.apply(self, statistics, x, *used)
+            found = _Network.apply(self, statistics, x, *used)  # type: ignore[no-untyped-call]
         else:
             run = self.forward(dict(weights), x, keep=False)
             statistics = run.statistics
@@ -638,7 +652,7 @@ class _Network(torch.autograd.Function):
         return tuple(program.unfold(run.value(number), number) for number in program.outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         run: Run = ctx.run
         program, needs = run.program, ctx.needs_input_grad

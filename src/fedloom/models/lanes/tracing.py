@@ -46,7 +46,7 @@ class Operation:
 
 @dataclass
 class Trace:
-    """What a module computes; value 0 is the input, and `outputs` has the module's structure with values for tensors."""
+    """What a module computes; value 0 is the input, `outputs` has the module's structure with values for tensors."""
 
     batch: int
     values: list[Value]
@@ -54,7 +54,17 @@ class Trace:
     outputs: Any
 
 
-SHAPE_QUERIES = {"__get__", "size", "dim", "__len__", "is_floating_point", "numel", "stride", "is_contiguous", "get_device"}
+SHAPE_QUERIES = {
+    "__get__",
+    "size",
+    "dim",
+    "__len__",
+    "is_floating_point",
+    "numel",
+    "stride",
+    "is_contiguous",
+    "get_device",
+}
 
 
 def trace(module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Trace:
@@ -114,7 +124,7 @@ class Recorder(TorchFunctionMode):
             self.layer_names[id(layer)] = name
             record = next((r for forward, r in LEAVES.items() if type(layer).forward is forward), None)
             if record is not None:
-                layer.forward = self._leaf(layer, record, layer.forward)  # type: ignore[method-assign]
+                layer.forward = self._leaf(layer, record, layer.forward)
                 held.append(layer)
         try:
             yield
@@ -311,7 +321,9 @@ def _same(recorder: Recorder, result: Tensor, x: Tensor, *other: Any, **others: 
     recorder.same(result, x, recorder.values[recorder.value(x)] if result is not x else None)
 
 
-def _dropout(recorder: Recorder, result: Tensor, x: Tensor, p: float = 0.5, training: bool = True, **other: Any) -> None:
+def _dropout(
+    recorder: Recorder, result: Tensor, x: Tensor, p: float = 0.5, training: bool = True, **other: Any
+) -> None:
     if training and p > 0:
         raise NoLaneKernelError("dropout has no lane kernel")
     _same(recorder, result, x)

@@ -36,7 +36,7 @@ def sum_squares(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def sum_squares(g, total, entries, devices):  # type: ignore[no-untyped-def]
+    def sum_squares(g, total, entries, devices):
         """total[part, k] += squares of g[part + 16 n, k]"""
         wide = PARTS * devices
         numbers, zero = entries * devices, splat(lanes, bits, 0.0)
@@ -57,7 +57,7 @@ def sgd(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def sgd(w, g, velocity, active, keep, clip, decay, rate, wide, numbers):  # type: ignore[no-untyped-def]
+    def sgd(w, g, velocity, active, keep, clip, decay, rate, wide, numbers):
         """velocity = keep * velocity + clip * g + decay * w; w += rate * velocity"""
         zero = splat(lanes, bits, 0.0)
         for v in range(0, wide, lanes):
@@ -79,7 +79,7 @@ def adam(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def adam(w, g, mean, square, active, clip, unbias, unbias_square, rate, wide, numbers, beta1, beta2, decay, eps):  # type: ignore[no-untyped-def]  # noqa: E501
+    def adam(w, g, mean, square, active, clip, unbias, unbias_square, rate, wide, numbers, beta1, beta2, decay, eps):
         """unbias: 1 / (1 - beta ** steps) of each device; rate is negative."""
         zero, small, weight = splat(lanes, bits, 0.0), splat(lanes, bits, eps), splat(lanes, bits, decay)
         new1, new2 = splat(lanes, bits, 1.0 - beta1), splat(lanes, bits, 1.0 - beta2)

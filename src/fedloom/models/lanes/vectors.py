@@ -1,7 +1,7 @@
 """Vectors of numbers as values in Numba: explicit LLVM vectors, so that speed does not depend on auto-vectorization.
 
-Addresses are integers and offsets count bytes. Shapes are literal arguments or part of a type, so kernels built of these
-functions can be cached on disk. Masks leave out lanes beyond the end of a row, whatever its length.
+Addresses are integers and offsets count bytes. Shapes are literal arguments or part of a type, so kernels built of
+these functions can be cached on disk. Masks leave out lanes beyond the end of a row, whatever its length.
 """
 
 import zlib
@@ -21,7 +21,7 @@ REVISION = zlib.crc32(Path(__file__).read_bytes()) & 0x7FFFFFFF
 """Part of every kernel's key in the cache on disk, which knows only the kernel's own file."""
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """A vector of `lanes` numbers of `bits` bits."""
 
     def __init__(self, lanes: int, bits: int):
@@ -29,7 +29,7 @@ class Vector(types.Type):  # type: ignore[misc]
         super().__init__(name=f"Vector({lanes}, {bits})")
 
 
-class Mask(types.Type):  # type: ignore[misc]
+class Mask(types.Type):
     """Which of `lanes` numbers are there."""
 
     def __init__(self, lanes: int):
@@ -38,13 +38,13 @@ class Mask(types.Type):  # type: ignore[misc]
 
 
 @register_model(Vector)
-class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Vector):
         super().__init__(manager, kind, _vector(kind.lanes, kind.bits))
 
 
 @register_model(Mask)
-class MaskModel(models.PrimitiveModel):  # type: ignore[misc]
+class MaskModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Mask):
         super().__init__(manager, kind, ir.VectorType(BIT, kind.lanes))
 
@@ -118,7 +118,7 @@ def _mask(builder: Any, lanes: int, left: Any) -> Any:
     return builder.icmp_signed("<", ir.Constant(numbers, list(range(lanes))), limit)
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def zeros(context: Any, lanes: Any, bits: Any, count: Any) -> Any:
     kind = Vector(lanes.literal_value, bits.literal_value)
     result = types.UniTuple(kind, count.literal_value)
@@ -129,7 +129,7 @@ def zeros(context: Any, lanes: Any, bits: Any, count: Any) -> Any:
     return result(lanes, bits, count), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def pointers(context: Any, count: Any, base: Any, stride: Any, first: Any, last: Any) -> Any:
     """base + n * stride for n from first on; those beyond last repeat it."""
     result = types.UniTuple(types.int64, count.literal_value)
@@ -146,7 +146,7 @@ def pointers(context: Any, count: Any, base: Any, stride: Any, first: Any, last:
     return result(count, types.int64, types.int64, types.int64, types.int64), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def masks(context: Any, lanes: Any, count: Any, left: Any, revision: Any) -> Any:
     """The masks of successive vectors, when `left` numbers are left."""
     result = types.UniTuple(Mask(lanes.literal_value), count.literal_value)
@@ -159,7 +159,7 @@ def masks(context: Any, lanes: Any, count: Any, left: Any, revision: Any) -> Any
     return result(lanes, count, types.int64, revision), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def load_columns(context: Any, bits: Any, rows: Any, columns: Any, mask: Any) -> Any:
     """A tile all of whose rows are the vectors at `columns`."""
     kind = Vector(mask.dtype.lanes, bits.literal_value)
@@ -173,7 +173,7 @@ def load_columns(context: Any, bits: Any, rows: Any, columns: Any, mask: Any) ->
     return result(bits, rows, columns, mask), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def load_tile(context: Any, bits: Any, rows: Any, columns: Any, mask: Any) -> Any:
     """The vectors at row + column."""
     kind = Vector(mask.dtype.lanes, bits.literal_value)
@@ -191,7 +191,7 @@ def load_tile(context: Any, bits: Any, rows: Any, columns: Any, mask: Any) -> An
     return result(bits, rows, columns, mask), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def store_tile(context: Any, tile: Any, rows: Any, columns: Any, mask: Any) -> Any:
     """Store a tile at row + column."""
 
@@ -207,7 +207,7 @@ def store_tile(context: Any, tile: Any, rows: Any, columns: Any, mask: Any) -> A
     return types.void(tile, rows, columns, mask), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def multiply_add(context: Any, tile: Any, rows: Any, columns: Any, mask: Any, a: Any, b: Any, width: Any) -> Any:
     """tile[r, c] += row[r] * column[c]. A row is `width` numbers at row + a, repeated to fill the lanes; a column is a
     vector at column + b."""
@@ -236,7 +236,7 @@ def multiply_add(context: Any, tile: Any, rows: Any, columns: Any, mask: Any, a:
     return tile(tile, rows, columns, mask, types.int64, types.int64, width), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def mask_of(context: Any, lanes: Any, left: Any, revision: Any) -> Any:
     """The mask of a vector when `left` numbers are left."""
 
@@ -246,7 +246,7 @@ def mask_of(context: Any, lanes: Any, left: Any, revision: Any) -> Any:
     return Mask(lanes.literal_value)(lanes, types.int64, revision), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def load(context: Any, bits: Any, address: Any, mask: Any) -> Any:
     kind = Vector(mask.lanes, bits.literal_value)
 
@@ -256,7 +256,7 @@ def load(context: Any, bits: Any, address: Any, mask: Any) -> Any:
     return kind(bits, types.int64, mask), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def store(context: Any, value: Any, address: Any, mask: Any) -> Any:
     def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _store(builder, arguments[0], arguments[1], arguments[2], value.lanes, value.bits)
@@ -265,7 +265,7 @@ def store(context: Any, value: Any, address: Any, mask: Any) -> Any:
     return types.void(value, types.int64, mask), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def splat(context: Any, lanes: Any, bits: Any, number: Any) -> Any:
     """A vector of one number."""
     kind = Vector(lanes.literal_value, bits.literal_value)
@@ -282,27 +282,27 @@ def splat(context: Any, lanes: Any, bits: Any, number: Any) -> Any:
     return kind(lanes, bits, types.float64), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def add(context: Any, left: Any, right: Any) -> Any:
     return left(left, right), lambda target, builder, signature, a: builder.fadd(a[0], a[1])
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def sub(context: Any, left: Any, right: Any) -> Any:
     return left(left, right), lambda target, builder, signature, a: builder.fsub(a[0], a[1])
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def mul(context: Any, left: Any, right: Any) -> Any:
     return left(left, right), lambda target, builder, signature, a: builder.fmul(a[0], a[1])
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def div(context: Any, left: Any, right: Any) -> Any:
     return left(left, right), lambda target, builder, signature, a: builder.fdiv(a[0], a[1])
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def fma(context: Any, left: Any, right: Any, plus: Any) -> Any:
     def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.call(_fused(builder, left.lanes, left.bits), arguments)
@@ -310,7 +310,7 @@ def fma(context: Any, left: Any, right: Any, plus: Any) -> Any:
     return left(left, right, plus), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def sqrt(context: Any, value: Any) -> Any:
     def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = _vector(value.lanes, value.bits)
@@ -322,7 +322,7 @@ def sqrt(context: Any, value: Any) -> Any:
     return value(value), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def where_above(context: Any, left: Any, right: Any, value: Any, other: Any) -> Any:
     """value where left > right or one of them is NaN, else other."""
 
@@ -332,7 +332,7 @@ def where_above(context: Any, left: Any, right: Any, value: Any, other: Any) -> 
     return value(left, right, value, other), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def largest(context: Any, left: Any, right: Any) -> Any:
     """The larger of two; NaN if one of them is NaN."""
 
@@ -343,7 +343,7 @@ def largest(context: Any, left: Any, right: Any) -> Any:
     return left(left, right), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def where_equal(context: Any, left: Any, right: Any, value: Any, other: Any) -> Any:
     """value where left == right, else other."""
 
@@ -353,7 +353,7 @@ def where_equal(context: Any, left: Any, right: Any, value: Any, other: Any) -> 
     return value(left, right, value, other), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def multiply_each(context: Any, tile: Any, left: Any, right: Any, mask: Any, a: Any, b: Any) -> Any:
     """tile[n] += vector at left[n] + a times vector at right[n] + b."""
 
@@ -369,7 +369,7 @@ def multiply_each(context: Any, tile: Any, left: Any, right: Any, mask: Any, a: 
     return tile(tile, left, right, mask, types.int64, types.int64), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def repeat(context: Any, count: Any, value: Any) -> Any:
     """The same value so many times."""
     result = types.UniTuple(value, count.literal_value)
@@ -380,7 +380,7 @@ def repeat(context: Any, count: Any, value: Any) -> Any:
     return result(count, value), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def store_each(context: Any, tile: Any, at: Any, mask: Any, offset: Any) -> Any:
     """Store each vector of a tile at its own address + offset."""
 
@@ -393,7 +393,7 @@ def store_each(context: Any, tile: Any, at: Any, mask: Any, offset: Any) -> Any:
     return types.void(tile, at, mask, types.int64), generate
 
 
-@literal_intrinsic  # type: ignore[untyped-decorator]
+@literal_intrinsic
 def load_each(context: Any, bits: Any, at: Any, mask: Any, offset: Any) -> Any:
     """The vectors at each address + offset."""
     kind = Vector(mask.dtype.lanes, bits.literal_value)
