@@ -49,7 +49,7 @@ def fit(
     >>> weights = fit(client, inbox["weights"], loss)
     """
     interleaved = client.model.trains_interleaved()
-    trained = combine(lay_out if interleaved else torch.clone, weights)
+    trained = lay_out(weights) if interleaved else combine(torch.clone, weights)
     optimizer = in_lanes(client.optimizer) if interleaved else client.optimizer
     trainable = trained if only is None else {name: trained[name] for name in only}
     states = [optimizer.start(trainable) for _ in objectives]

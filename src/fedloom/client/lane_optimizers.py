@@ -5,14 +5,15 @@ the norm for clipping is summed in an order that is the same for every number of
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..models.lanes.layout import arrange
+from ..models.lanes.layout import arrange, arranged_strides, disarrange, empty_layout
 from ..tensors import Parcel, Tensors
 from .optimizers import Adam, Optimizer, Sgd
 
@@ -51,7 +52,7 @@ class LaneSgd:
         ----------
         weights : the trainable weights, [K, ...].
         """
-        return self.plain.start(weights)
+        return {"velocity": empty_layout(weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
         """Update weights and state in place.
@@ -63,27 +64,23 @@ class LaneSgd:
         state : what `start` returned, as the last step left it.
         active : [K]; a device with 0 keeps weights and state bit for bit.
         """
-        plain, names = self.plain, sorted(weights)
-        block = _Block.of(weights, gradient, active, names, plain.clip_value)
+        plain = self.plain
+        block = _Block.of([weights, state["velocity"]], gradient, active, plain.clip_value)
         if block is None:
             plain.step(weights, gradient, state, active)
             return
         on = block.active
         clip = block.clip_factor(plain.clip_norm)
-        keep, rate = torch.full_like(on, plain.momentum), torch.full_like(on, -plain.lr)
-        decays = (torch.full_like(on, plain.weight_decay), torch.zeros_like(on))
-        coefficients = block.repeated(on, keep, clip, rate, *decays)
-        at_on, at_keep, at_clip, at_rate, at_decay, at_none = (row.data_ptr() for row in coefficients)
+        numbers = (plain.momentum, -plain.lr, plain.weight_decay, 0.0)
+        coefficients, row = block.repeated(on, clip, *(torch.full_like(on, number) for number in numbers))
+        at_on, at_clip, at_keep, at_rate, at_decay, at_none = range(coefficients, coefficients + 6 * row, row)
         from ..models.lanes.updates import sgd
 
         kernel = sgd(block.lanes, block.bits)
-        for name, g in zip(names, block.gradients, strict=True):
-            w, velocity = weights[name], state["velocity"][name]
-            decay = at_decay if plain.decay_vectors or w.dim() > 2 else at_none
-            kernel(
-                w.data_ptr(), g.data_ptr(), velocity.data_ptr(), at_on, at_keep, at_clip, decay, at_rate, block.wide,
-                w.numel(),
-            )  # fmt: skip
+        for piece in block.pieces(apart=not plain.decay_vectors):
+            decay = at_decay if plain.decay_vectors or piece.axes > 2 else at_none
+            w, velocity = piece.held
+            kernel(w, piece.gradient, velocity, at_on, at_keep, at_clip, decay, at_rate, block.wide, piece.numbers)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class LaneAdam:
         ----------
         weights : the trainable weights, [K, ...].
         """
-        return self.plain.start(weights)
+        return {**self.plain.start(weights), "mean": empty_layout(weights), "square": empty_layout(weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
         """Update weights and state in place.
@@ -121,8 +118,8 @@ class LaneAdam:
         state : what `start` returned, as the last step left it.
         active : [K]; a device with 0 keeps weights and state bit for bit.
         """
-        plain, names = self.plain, sorted(weights)
-        block = _Block.of(weights, gradient, active, names)
+        plain = self.plain
+        block = _Block.of([weights, state["mean"], state["square"]], gradient, active)
         if block is None:
             plain.step(weights, gradient, state, active)
             return
@@ -130,15 +127,14 @@ class LaneAdam:
         clip = block.clip_factor(plain.clip_norm)
         # by Python, whose powers do not depend on how many devices there are
         unbias = [_unbias(beta, steps) for beta in (plain.beta1, plain.beta2)]
-        rows = block.repeated(block.active, clip, *unbias, torch.full_like(clip, -plain.lr))
-        addresses = [row.data_ptr() for row in rows]
+        coefficients, row = block.repeated(block.active, clip, *unbias, torch.full_like(clip, -plain.lr))
+        addresses = range(coefficients, coefficients + 5 * row, row)
         from ..models.lanes.updates import adam
 
         kernel, numbers = adam(block.lanes, block.bits), (plain.beta1, plain.beta2, plain.weight_decay, plain.epsilon)
-        for name, g in zip(names, block.gradients, strict=True):
-            w, mean, square = weights[name], state["mean"][name], state["square"][name]
-            pointers = (tensor.data_ptr() for tensor in (w, g, mean, square))
-            kernel(*pointers, *addresses, block.wide, w.numel(), *numbers)
+        for piece in block.pieces():
+            w, mean, square = piece.held
+            kernel(w, piece.gradient, mean, square, *addresses, block.wide, piece.numbers, *numbers)
 
 
 LANE_OPTIMIZERS: dict[type[Any], Callable[[Any], Optimizer]] = {Sgd: LaneSgd, Adam: LaneAdam}
@@ -150,45 +146,75 @@ def _unbias(beta: float, steps: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Numbers that an update goes through at once: addresses of the weights and the state, and of the gradient."""
+
+    held: tuple[int, ...]
+    gradient: int
+    numbers: int
+    axes: int
+
+
 class _Block:
     """The gradients of a block as they lie in memory, and the vectors that the kernels use for it."""
 
-    gradients: Sequence[Tensor]
-    active: Tensor
-    devices: int
-    bits: int
-    lanes: int
+    def __init__(self, held: list[list[Tensor]], gradients: list[Tensor], active: Tensor, bits: int, lanes: int):
+        self.held, self.gradients, self.active, self.bits, self.lanes = held, gradients, active, bits, lanes
+        self.devices = len(active)
+        self.wide = math.lcm(self.devices, lanes)
+        """Numbers after which the devices of vectors repeat."""
+        self._coefficients = active
 
     @classmethod
     def of(
-        cls, weights: Tensors, gradient: Tensors, active: Tensor, names: Sequence[str], limit: float | None = None
+        cls, bundles: Sequence[Tensors], gradient: Tensors, active: Tensor, limit: float | None = None
     ) -> "_Block | None":
-        """None if the weights do not lie in memory as the kernels want them."""
+        """None if weights or state do not lie in memory as the kernels want them."""
         from ..models.lanes.convolution import lane_count
 
-        first = weights[names[0]]
+        names = sorted(bundles[0])
+        held = [[bundle[name] for name in names] for bundle in bundles]
+        first, strides = held[0][0], [arranged_strides(tuple(weight.shape)) for weight in held[0]]
         if first.dtype not in (torch.float32, torch.float64):
             return None
-        if any(arrange(weights[name]).data_ptr() != weights[name].data_ptr() for name in names):
-            return None
-        gradients = [arrange(gradient[name]) for name in names]
+        for tensors in held:
+            if any(t.stride() != s or t.dtype != first.dtype for t, s in zip(tensors, strides, strict=True)):
+                return None
+        gradients = [gradient[name] for name in names]
+        for number, stride in enumerate(strides):
+            if gradients[number].stride() != stride:
+                gradients[number] = disarrange(arrange(gradients[number]))
         if limit is not None:
             limit = min(limit, torch.finfo(first.dtype).max)  # torch refuses a larger bound
             gradients = [one.clamp(-limit, limit) for one in gradients]
         bits = 32 if first.dtype == torch.float32 else 64
-        return cls(gradients, active.to(first), len(first), bits, lane_count(bits))
+        return cls(held, gradients, active.to(first), bits, lane_count(bits))
 
-    @property
-    def wide(self) -> int:
-        """Numbers after which the devices of vectors repeat."""
-        return math.lcm(self.devices, self.lanes)
+    def pieces(self, apart: bool = False) -> Iterator[Piece]:
+        """Everything in one piece if it lies so in memory, or weight by weight."""
+        rows = [*self.held, self.gradients]
+        starts = [[tensor.data_ptr() for tensor in row] for row in rows]
+        sizes = [tensor.numel() for tensor in self.gradients]
+        bytes_before = [self.bits // 8 * before for before in accumulate(sizes, initial=0)][:-1]
+        if not apart and all(
+            start - row[0] == before for row in starts for start, before in zip(row, bytes_before, strict=True)
+        ):
+            first = [row[0] for row in starts]
+            yield Piece(tuple(first[:-1]), first[-1], sum(sizes), 0)
+            return
+        for number, tensor in enumerate(self.gradients):
+            yield Piece(tuple(row[number] for row in starts[:-1]), starts[-1][number], sizes[number], tensor.dim())
 
-    def repeated(self, *coefficients: Tensor) -> Tensor:
-        """One number per device, repeated to fill whole vectors."""
-        return torch.stack(coefficients).repeat(1, self.wide // self.devices)
+    def repeated(self, *coefficients: Tensor) -> tuple[int, int]:
+        """One number per device, repeated to fill whole vectors: where the first ones are, and the bytes of each."""
+        self._coefficients = torch.stack(coefficients).repeat(1, self.wide // self.devices)  # held while they are read
+        return self._coefficients.data_ptr(), self.wide * self.bits // 8
 
     def clip_factor(self, limit: float | None) -> Tensor:
-        """[K]: what to multiply each device's gradient by, as clip_grad_norm_ does."""
+        """[K]: what to multiply each device's gradient by, as clip_grad_norm_ does.
+
+        Weight by weight, or the order of sums would depend on how gradients lie in memory.
+        """
         if limit is None:
             return torch.ones_like(self.active)
         from ..models.lanes.columns import column_sums

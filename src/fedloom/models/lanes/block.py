@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 PROGRAMS = 32
-"""How many batch shapes of a module are remembered."""
+"""How many shapes of blocks are remembered for a module."""
 
 
 def interleave(
@@ -33,14 +33,14 @@ def interleave(
     programs: OrderedDict[Any, Program] = OrderedDict()
 
     def run(weights: Mapping[str, Tensor], x: Tensor) -> Any:
-        key = x.shape[1:], x.dtype
+        key = x.shape, x.dtype
         program = programs.get(key)
         if program is None:
             program = programs[key] = _build(module, layers, weights, x)
             if len(programs) > PROGRAMS:
                 programs.popitem(last=False)
         devices = len(x)
-        missing = filled(devices) - devices
+        missing = program.devices - devices
         if not missing:
             return program(weights, x)
         full = {name: _repeat_last(weights[name], missing) for name in program.weights}
@@ -56,7 +56,7 @@ def _build(module: Any, layers: nn.Module, weights: Mapping[str, Tensor], x: Ten
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         raise NoLaneKernelError(f"{x.dtype} on {x.device} has no lane kernels")
     first = {name: weight[0].detach().contiguous() for name, weight in weights.items()}
-    return Program(trace(module, layers, first, x[0].detach().contiguous()))
+    return Program(trace(module, layers, first, x[0].detach().contiguous()), filled(len(x)), x.dtype)
 
 
 def _repeat_last(tensor: Tensor, times: int) -> Tensor:

@@ -14,66 +14,87 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from . import columns, convolution, depthwise
-from .layout import arrange, disarrange
+from .layout import arrange, arranged_strides, disarrange, offsets
 from .tracing import NoLaneKernelError, Operation, Trace, Value
 
 aten = torch.ops.aten
 
 
 class Run:
-    """The tensors of one pass."""
+    """The tensors of one pass: `weights` lie in memory as the kernels want them, `addresses` are where."""
 
-    def __init__(self, program: "Program", weights: Mapping[str, Tensor], devices: int, dtype: torch.dtype):
-        self.program, self.devices, self.dtype = program, devices, dtype
-        self.bits = 32 if dtype == torch.float32 else 64
-        self.lanes = convolution.lane_count(self.bits)
-        self.weights = weights
-        self.memory: dict[str, Tensor] = {}
+    def __init__(self, program: "Program", weights: Sequence[Tensor]):
+        self.program = program
+        self.weights = list(weights)
+        for number, (weight, strides) in enumerate(zip(weights, program.strides, strict=True)):
+            if weight.stride() != strides:
+                self.weights[number] = disarrange(arrange(weight))
+        self.addresses = [weight.data_ptr() for weight in self.weights]
         self.values: list[Tensor | None] = [None] * len(program.trace.values)
         self.saved: dict[int, Any] = {}
         self.statistics: dict[str, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
-        self.weight_gradients: dict[str, Tensor] = {}
         self.needed: frozenset[int] = frozenset()
-        self.wanted: frozenset[str] = frozenset()
+        self.wanted: Sequence[bool] = ()
+        self.flat = torch.empty(0)
+        self.again: list[tuple[int, Tensor]] = []
+        self.begun: set[int] = set()
 
     def value(self, number: int) -> Tensor:
         found = self.values[number]
         assert found is not None
         return found
 
-    def weight(self, name: str) -> Tensor:
-        """A weight as it lies in memory, devices last."""
-        if name not in self.memory:
-            self.memory[name] = arrange(self.weights[name])
-        return self.memory[name]
-
-    def address(self, name: str | None) -> int:
-        return 0 if name is None else self.weight(name).data_ptr()
-
-    def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype)
-
-    def new_value(self, number: int) -> Tensor:
-        value = self.program.trace.values[number]
-        made = self.empty(self.program.trace.batch, math.prod(value.positions), value.channels, self.devices)
-        self.values[number] = made
-        return made
+    def address(self, weight: int | None) -> int:
+        return 0 if weight is None else self.addresses[weight]
 
     def add_gradient(self, number: int, gradient: Tensor) -> None:
         before = self.gradients.get(number)
         self.gradients[number] = gradient if before is None else before + gradient
 
-    def take_gradient(self, number: int) -> Tensor | None:
-        return self.gradients.pop(number, None)
+    def wants(self, weight: int | None) -> bool:
+        return weight is not None and self.wanted[weight]
 
-    def wants(self, name: str | None) -> bool:
-        return name is not None and name in self.wanted
+    def weight_gradient(self, weight: int | None) -> int:
+        """Where to write the gradient of a weight; 0 if it is not wanted. A weight that is used twice has two."""
+        if weight is None or not self.wanted[weight]:
+            return 0
+        if weight not in self.begun:
+            self.begun.add(weight)
+            return self.flat.data_ptr() + self.program.offsets[weight] * self.flat.element_size()
+        other = torch.empty_like(self.weights[weight])
+        self.again.append((weight, other))
+        return other.data_ptr()
 
-    def add_weight_gradient(self, name: str, gradient: Tensor) -> None:
-        """Of a weight as it lies in memory."""
-        before = self.weight_gradients.get(name)
-        self.weight_gradients[name] = gradient if before is None else before + gradient
+
+class Step:
+    """An operation for so many devices, ready to run; `keeps` are the values that its backward pass reads."""
+
+    def __init__(self, operation: Operation, program: "Program"):
+        trace = program.trace
+        self.keeps: tuple[int, ...] = ()
+        self.inputs, self.output, self.x = operation.inputs, operation.output, operation.inputs[0]
+        self.weights = tuple(None if name is None else program.numbers[name] for name in operation.weights)
+        self.settings, self.trace = operation.settings, trace
+        self.devices, self.dtype, self.bits = program.devices, program.dtype, program.bits
+        self.lanes = convolution.lane_count(self.bits)
+        self.before, self.after = trace.values[self.x], trace.values[self.output]
+        self.positions = math.prod(self.before.positions)
+        self.width = self.before.channels * self.devices  # columns of the input
+        self.shape = (trace.batch, math.prod(self.after.positions), self.after.channels, self.devices)
+        self.prepare(program)
+
+    def prepare(self, program: "Program") -> None:
+        pass
+
+    def forward(self, run: Run) -> None:
+        raise NotImplementedError
+
+    def backward(self, run: Run, gradient: Tensor) -> None:
+        raise NotImplementedError
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype)
 
     def sum_rows(self, x: Tensor, segments: int, rows: int, width: int, factor: float = 1.0) -> Tensor:
         """[segments, width]: sums over the rows of each segment."""
@@ -83,23 +104,6 @@ class Run:
         return total
 
 
-class Step:
-    """An operation, ready to run; `keeps` are the values that its backward pass reads."""
-
-    keeps: tuple[int, ...] = ()
-
-    def __init__(self, operation: Operation, trace: Trace):
-        self.inputs, self.output, self.weights = operation.inputs, operation.output, operation.weights
-        self.x = operation.inputs[0]
-        self.settings, self.trace = operation.settings, trace
-
-    def forward(self, run: Run) -> None:
-        raise NotImplementedError
-
-    def backward(self, run: Run, gradient: Tensor) -> None:
-        raise NotImplementedError
-
-
 def _image(value: Value) -> tuple[int, int]:
     """Height and width of a map; a sequence has height 1."""
     height, width = (1, 1, *value.positions)[-2:]
@@ -107,284 +111,253 @@ def _image(value: Value) -> tuple[int, int]:
 
 
 class Convolution(Step):
-    def __init__(self, operation: Operation, trace: Trace):
-        super().__init__(operation, trace)
+    def prepare(self, program: "Program") -> None:
         self.keeps = (self.x,)
-        before, after = trace.values[self.x], trace.values[self.output]
-        kernel, stride, padding = (((1, 1) + self.settings[key])[-2:] for key in ("kernel", "stride", "padding"))
-        padding = padding if len(before.positions) > 1 else (0, padding[1])
-        if len(before.positions) > 2:
+        if len(self.before.positions) > 2:
             raise NoLaneKernelError("a convolution of volumes has no lane kernel")
-        self.sizes = (
-            trace.batch, *_image(before), before.channels, after.channels, kernel, stride, padding,
-            self.settings["groups"],
-        )  # fmt: skip
-        self.is_depthwise = before.channels == after.channels == self.settings["groups"] > 1
+        kernel, stride = ((1, *self.settings[key])[-2:] for key in ("kernel", "stride"))
+        padding = (0, *self.settings["padding"])[-2:]
+        groups, channels = self.settings["groups"], (self.before.channels, self.after.channels)
+        self._plan(convolution.Shape(
+            self.trace.batch, *_image(self.before), *channels, kernel, stride, padding, groups, self.devices, self.bits
+        ))  # fmt: skip
 
-    def shape(self, run: Run) -> convolution.Shape:
-        return convolution.Shape(*self.sizes, run.devices, run.bits)
-
-    def _depthwise(self, run: Run) -> tuple[int, ...]:
-        shape = self.shape(run)
-        return (
-            shape.batch, shape.height, shape.width, shape.inputs * run.devices, shape.out_height, shape.out_width,
-            *shape.kernel, *shape.stride, *shape.padding,
-        )  # fmt: skip
-
-    def forward(self, run: Run) -> None:
-        x, y = run.value(self.x), run.new_value(self.output)
-        weight, bias = self.weights
-        pointers = x.data_ptr(), run.address(weight), run.address(bias), y.data_ptr()
-        if self.is_depthwise:
-            depthwise.forward_kernel(run.lanes, run.bits, 5)(*pointers, *self._depthwise(run))
+    def _plan(self, shape: convolution.Shape) -> None:
+        self.swaps = False
+        if shape.inputs == shape.outputs == shape.groups > 1:
+            sizes = (
+                shape.batch, shape.height, shape.width, self.width, shape.out_height, shape.out_width,
+                *shape.kernel, *shape.stride, *shape.padding,
+            )  # fmt: skip
+            rows, across = convolution.tile_size()
+            self.run_forward = depthwise.forward_kernel(self.lanes, self.bits, rows), sizes
+            self.run_input_gradient = depthwise.input_gradient_kernel(self.lanes, self.bits, rows), sizes
+            self.run_weight_gradient = depthwise.weight_gradient_kernel(self.lanes, self.bits, 2 * across), sizes
         else:
-            kernel, sizes = convolution.plan_forward(self.shape(run))
-            kernel(*pointers, *sizes)
+            self.run_forward = convolution.plan_forward(shape)
+            *self.run_input_gradient, self.swaps = convolution.plan_input_gradient(shape)
+            self.run_weight_gradient = convolution.plan_weight_gradient(shape)
+        self.sum_bias = columns.column_sums(self.lanes, self.bits)
+        self.bias_sizes = 1, shape.batch * shape.out_height * shape.out_width, shape.outputs * self.devices, 1.0
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
-        weight, bias = self.weights
-        assert weight is not None
-        x, w, g = run.value(self.x), run.weight(weight), gradient.data_ptr()
-        if self.x in run.needed:
-            dx = torch.empty_like(x)
-            if self.is_depthwise:
-                kernel, sizes = depthwise.input_gradient_kernel(run.lanes, run.bits, 5), self._depthwise(run)
-                swapped = w
-            else:
-                kernel, sizes, swap = convolution.plan_input_gradient(self.shape(run))
-                swapped = w.transpose(-3, -2).contiguous() if swap else w
-            kernel(g, swapped.data_ptr(), dx.data_ptr(), *sizes)
-            run.add_gradient(self.x, dx)
-        if run.wants(weight):
-            dw = torch.empty_like(w)
-            if self.is_depthwise:
-                kernel, sizes = depthwise.weight_gradient_kernel(run.lanes, run.bits, 8), self._depthwise(run)
-            else:
-                kernel, sizes = convolution.plan_weight_gradient(self.shape(run))
-            kernel(x.data_ptr(), g, dw.data_ptr(), *sizes)
-            run.add_weight_gradient(weight, dw)
-        if bias is not None and run.wants(bias):
-            rows, width = gradient.shape[0] * gradient.shape[1], gradient.shape[2] * run.devices
-            run.add_weight_gradient(bias, run.sum_rows(gradient, 1, rows, width).view(-1, run.devices))
-
-
-class Linear(Step):
-    """A convolution with a kernel of the size of the map: [inputs, outputs, K] or [positions, channels, outputs, K]."""
-
-    def __init__(self, operation: Operation, trace: Trace):
-        super().__init__(operation, trace)
-        self.keeps = (self.x,)
-        self.before = trace.values[self.x]
-        self.fan_out = trace.values[self.output].channels
-        self.positions = math.prod(self.before.positions)
-        self.fan_in = self.before.channels * self.positions
-
-    def shape(self, run: Run) -> convolution.Shape:
-        batch = self.trace.batch
-        return convolution.Shape(
-            batch, 1, 1, self.fan_in, self.fan_out, (1, 1), (1, 1), (0, 0), 1, run.devices, run.bits
-        )
-
-    def _is_flat(self, run: Run) -> bool:
-        """True if the weight's axis of inputs counts channels and positions, in this order."""
-        return self.positions > 1 and run.weights[self.weights[0] or ""].dim() == 3
-
-    def _weight(self, run: Run) -> Tensor:
-        name = self.weights[0]
-        assert name is not None
-        if not self._is_flat(run):
-            return run.weight(name).view(self.fan_in, self.fan_out, run.devices)
-        apart: Tensor = run.weights[name].unflatten(2, (self.before.channels, self.positions))
-        return apart.permute(3, 2, 1, 0).contiguous().view(self.fan_in, self.fan_out, run.devices)
+    def weight_address(self, run: Run) -> int:
+        return run.address(self.weights[0])
 
     def forward(self, run: Run) -> None:
-        w = self._weight(run)
-        run.saved[self.output] = w
-        kernel, sizes = convolution.plan_forward(self.shape(run))
-        y = run.new_value(self.output)
-        kernel(run.value(self.x).data_ptr(), w.data_ptr(), run.address(self.weights[1]), y.data_ptr(), *sizes)
+        run.values[self.output] = y = torch.empty(self.shape, dtype=self.dtype)
+        kernel, sizes = self.run_forward
+        weight, bias = self.weight_address(run), run.address(self.weights[1])
+        kernel(run.value(self.x).data_ptr(), weight, bias, y.data_ptr(), *sizes)
+
+    def swapped(self, run: Run) -> Tensor:
+        """The weight with inputs and outputs swapped in memory."""
+        return arrange(run.weights[self.weights[0] or 0]).transpose(-3, -2).contiguous()
 
     def backward(self, run: Run, gradient: Tensor) -> None:
-        weight, bias = self.weights
-        assert weight is not None
-        x, w, shape = run.value(self.x), run.saved[self.output], self.shape(run)
+        x, g = run.value(self.x), gradient.data_ptr()
         if self.x in run.needed:
             dx = torch.empty_like(x)
-            kernel, sizes, swap = convolution.plan_input_gradient(shape)
-            swapped = w.transpose(0, 1).contiguous() if swap else w
-            kernel(gradient.data_ptr(), swapped.data_ptr(), dx.data_ptr(), *sizes)
+            kernel, sizes = self.run_input_gradient
+            held = self.swapped(run) if self.swaps else None
+            kernel(g, self.weight_address(run) if held is None else held.data_ptr(), dx.data_ptr(), *sizes)
             run.add_gradient(self.x, dx)
-        if run.wants(weight):
-            dw = torch.empty_like(w)
-            kernel, sizes = convolution.plan_weight_gradient(shape)
-            kernel(x.data_ptr(), gradient.data_ptr(), dw.data_ptr(), *sizes)
-            if self._is_flat(run):
-                apart = dw.view(self.positions, self.before.channels, self.fan_out, run.devices)
-                dw = apart.permute(1, 0, 2, 3).reshape(dw.shape)
-            run.add_weight_gradient(weight, dw.view(arrange_shape(run.weights[weight])))
-        if bias is not None and run.wants(bias):
-            total = run.sum_rows(gradient, 1, len(gradient), self.fan_out * run.devices)
-            run.add_weight_gradient(bias, total.view(self.fan_out, run.devices))
+        self.backward_weight(run, x, g)
+        db = run.weight_gradient(self.weights[1])
+        if db:
+            self.sum_bias(g, db, *self.bias_sizes)
+
+    def backward_weight(self, run: Run, x: Tensor, g: int) -> None:
+        dw = run.weight_gradient(self.weights[0])
+        if dw:
+            kernel, sizes = self.run_weight_gradient
+            kernel(x.data_ptr(), g, dw, *sizes)
 
 
-def arrange_shape(weight: Tensor) -> tuple[int, ...]:
-    """The shape of a weight as it lies in memory."""
-    return (*weight.shape[3:], *reversed(weight.shape[:3]))
+class Linear(Convolution):
+    """A convolution of maps of one pixel; the inputs may be the channels and positions of a map, in memory's order."""
+
+    def prepare(self, program: "Program") -> None:
+        self.keeps = (self.x,)
+        one, inputs = (1, 1), self.before.channels * self.positions
+        sizes = self.trace.batch, 1, 1, inputs, self.after.channels, one, one, (0, 0), 1
+        self._plan(convolution.Shape(*sizes, self.devices, self.bits))
+        # a weight [outputs, channels * positions] counts its inputs in another order than memory does
+        self.reorders = self.positions > 1 and len(program.shapes[self.weights[0] or 0]) == 3
+        self.inputs_outputs = inputs, self.after.channels, self.devices
+
+    def weight_address(self, run: Run) -> int:
+        if not self.reorders:
+            return run.address(self.weights[0])
+        if self.output not in run.saved:
+            apart = run.weights[self.weights[0] or 0].unflatten(2, (self.before.channels, self.positions))
+            run.saved[self.output] = apart.permute(3, 2, 1, 0).contiguous()
+        address: int = run.saved[self.output].data_ptr()
+        return address
+
+    def swapped(self, run: Run) -> Tensor:
+        if self.reorders:
+            weight: Tensor = run.saved[self.output]
+        else:
+            weight = arrange(run.weights[self.weights[0] or 0])
+        return weight.reshape(self.inputs_outputs).transpose(0, 1).contiguous()
+
+    def backward_weight(self, run: Run, x: Tensor, g: int) -> None:
+        if not self.reorders or not run.wants(self.weights[0]):
+            super().backward_weight(run, x, g)
+            return
+        apart = self.empty(self.positions, self.before.channels, self.after.channels, self.devices)
+        kernel, sizes = self.run_weight_gradient
+        kernel(x.data_ptr(), g, apart.data_ptr(), *sizes)
+        number = self.weights[0] or 0
+        if number not in run.begun:
+            run.weight_gradient(number)
+            run.program.gradient_view(run.flat, number).copy_(apart.permute(3, 2, 1, 0).flatten(2))
+        else:
+            run.again.append((number, apart.permute(3, 2, 1, 0).flatten(2)))
 
 
 class Norm(Step):
     """Batch, group or instance norm, with the activation and the 2 x 2 max pooling behind it if they follow at once."""
 
-    def __init__(self, operation: Operation, trace: Trace):
-        super().__init__(operation, trace)
+    def prepare(self, program: "Program") -> None:
         self.activation, self.pools = self.settings.get("activation", columns.NONE), self.settings.get("pools", False)
         self.keeps = (self.x, self.output) if self.pools else (self.x,)
-        value = trace.values[self.x]
-        self.channels, self.positions = value.channels, math.prod(value.positions)
-        self.image = _image(value)
-        self.segments = trace.batch if self.settings["per_example"] else 1
-        self.rows = trace.batch * self.positions // self.segments
+        per_example = self.settings["per_example"]
+        self.segments = self.trace.batch if per_example else 1
+        self.rows = self.trace.batch * self.positions // self.segments
+        self.stride = self.segments * self.width * self.bits // 8  # bytes of a row of the table
+        self.map_sizes = self.segments, self.rows, self.width, self.activation
+        images = self.trace.batch, *_image(self.before), self.width
+        self.pool_sizes = (*images, self.width * self.bits // 8 if per_example else 0)
+        self.pool_sum_sizes = self.segments, *images
+        kernels = (
+            columns.moments, columns.scale_columns, columns.pool_columns, columns.gradient_sums,
+            columns.gradient_columns, columns.pool_gradient_sums, columns.pool_gradient_columns,
+        )  # fmt: skip
+        (
+            self.moments, self.scale, self.pool, self.sums, self.columns, self.pool_sums, self.pool_columns
+        ) = (kernel(self.lanes, self.bits) for kernel in kernels)  # fmt: skip
+        self.prepare_coefficients()
 
-    def _coefficients(self, run: Run, table: Tensor) -> None:
-        """Fill center, root, scale and shift."""
+    def prepare_coefficients(self) -> None:
+        groups = self.settings["groups"]
+        size = 1 if groups is None else self.before.channels // groups
+        self.coefficients = columns.norm_coefficients(self.lanes, self.bits)
+        self.gradients = columns.norm_gradients(self.lanes, self.bits)
+        self.group_sizes = self.segments, self.before.channels, self.devices, size
+        self.share = 0.0 if len(self.weights) > 2 else 1.0 / (self.rows * size)
+
+    def find_coefficients(self, run: Run, table: Tensor, at: int) -> None:
+        """Fill the rows of the table: center, variance, root, scale and shift."""
         weight, bias, *statistics = self.weights
-        mean, variance, root, scale, shift = (row.data_ptr() for row in table)
-        if statistics:
-            for row, name in zip(table, statistics, strict=False):
-                row.copy_(run.weight(name or "").flatten())
-        else:
-            x, width = run.value(self.x).data_ptr(), self.channels * run.devices
-            columns.moments(run.lanes, run.bits)(x, mean, variance, self.segments, self.rows, width)
+        row = self.stride
+        for number, name in enumerate(statistics):
+            table[number].copy_(arrange(run.weights[name or 0]).flatten())
+        if not statistics:
+            self.moments(run.value(self.x).data_ptr(), at, at + row, self.segments, self.rows, self.width)
         if self.settings.get("tracks") is not None:
             self._track(run, table)
-        groups = self.settings["groups"]
-        kernel = columns.norm_coefficients(run.lanes, run.bits)
-        sizes = self.segments, self.channels, run.devices, 1 if groups is None else self.channels // groups
-        weights = run.address(weight), run.address(bias)
-        kernel(mean, variance, *weights, root, scale, shift, *sizes, self.settings["eps"])
+        self.coefficients(
+            at, at + row, run.address(weight), run.address(bias), at + 2 * row, at + 3 * row, at + 4 * row,
+            *self.group_sizes, self.settings["eps"],
+        )  # fmt: skip
 
     def _track(self, run: Run, table: Tensor) -> None:
         """The mean and unbiased variance of the batch; a single number has none."""
         unbias = self.rows / (self.rows - 1) if self.rows > 1 else math.nan
-        mean, variance = (row.view(self.channels, run.devices).t() for row in table[:2])
+        mean, variance = (row.view(-1, self.devices).t() for row in table[:2])
         for key, tensor in (("running_mean", mean.clone()), ("running_var", variance * unbias)):
             run.statistics[f"{self.settings['tracks']}.{key}".lstrip(".")] = tensor
 
-    def _gradients(self, run: Run, table: Tensor, sums: Tensor, lines: Tensor) -> None:
-        weight, bias, *statistics = self.weights
-        mean, _, root, _, _ = (row.data_ptr() for row in table)
-        found = [run.empty(self.channels, run.devices) if run.wants(name) else None for name in (weight, bias)]
-        dw, db = (0 if one is None else one.data_ptr() for one in found)
-        groups = self.settings["groups"]
-        size = 1 if groups is None else self.channels // groups
-        share = 0.0 if statistics else 1.0 / (self.rows * size)
-        columns.norm_gradients(run.lanes, run.bits)(
-            sums[0].data_ptr(), sums[1].data_ptr(), mean, root, run.address(weight), dw, db, lines[0].data_ptr(),
-            lines[1].data_ptr(), self.segments, self.channels, run.devices, size, share,
+    def find_gradients(self, run: Run, at: int) -> None:
+        """From the sums in rows 5 and 6 of the table to slope and offset in rows 7 and 8."""
+        row, (weight, bias) = self.stride, self.weights[:2]
+        self.gradients(
+            at + 5 * row, at + 6 * row, at, at + 2 * row, run.address(weight), run.weight_gradient(weight),
+            run.weight_gradient(bias), at + 7 * row, at + 8 * row, *self.group_sizes, self.share,
         )  # fmt: skip
-        for name, one in zip((weight, bias), found, strict=True):
-            if name is not None and one is not None:
-                run.add_weight_gradient(name, one)
+
+    def center(self, run: Run, at: int) -> int:
+        return at
 
     def forward(self, run: Run) -> None:
-        width = self.channels * run.devices
-        table = run.empty(5, self.segments, width)
-        x = run.value(self.x)
-        self._coefficients(run, table)
-        run.saved[self.output] = table
-        y = run.new_value(self.output)
-        scale, shift = table[3].data_ptr(), table[4].data_ptr()
+        table = torch.empty((9, self.segments, self.width), dtype=self.dtype)
+        run.saved[self.output], at, row = table, table.data_ptr(), self.stride
+        self.find_coefficients(run, table, at)
+        run.values[self.output] = y = torch.empty(self.shape, dtype=self.dtype)
+        x = run.value(self.x).data_ptr()
         if self.pools:
-            columns.pool_columns(run.lanes, run.bits)(
-                x.data_ptr(), scale, shift, y.data_ptr(), self.trace.batch, *self.image, width, self._per_example(run)
-            )
+            self.pool(x, at + 3 * row, at + 4 * row, y.data_ptr(), *self.pool_sizes)
         else:
-            columns.scale_columns(run.lanes, run.bits)(
-                x.data_ptr(), scale, shift, y.data_ptr(), self.segments, self.rows, width, self.activation
-            )
-
-    def _per_example(self, run: Run) -> int:
-        return self.channels * run.devices * run.bits // 8 if self.settings["per_example"] else 0
+            self.scale(x, at + 3 * row, at + 4 * row, y.data_ptr(), *self.map_sizes)
 
     def backward(self, run: Run, gradient: Tensor) -> None:
-        width, table = self.channels * run.devices, run.saved[self.output]
-        x, g, batch = run.value(self.x), gradient.data_ptr(), self.trace.batch
-        center, scale, shift = self._center(run, table), table[3].data_ptr(), table[4].data_ptr()
-        sums, lines = run.empty(2, self.segments, width), run.empty(2, self.segments, width)
-        total, weighted = sums[0].data_ptr(), sums[1].data_ptr()
+        x, g, row = run.value(self.x), gradient.data_ptr(), self.stride
+        at = run.saved[self.output].data_ptr()
+        lines = at + 3 * row, at + 4 * row
         if self.pools:
             y = run.value(self.output).data_ptr()
-            columns.pool_gradient_sums(run.lanes, run.bits)(
-                g, x.data_ptr(), y, center, scale, shift, total, weighted, self.segments, batch, *self.image, width
-            )
+            sums = at + 5 * row, at + 6 * row
+            self.pool_sums(g, x.data_ptr(), y, self.center(run, at), *lines, *sums, *self.pool_sum_sizes)
         else:
-            sizes = self.segments, self.rows, width, self.activation
-            columns.gradient_sums(run.lanes, run.bits)(g, x.data_ptr(), center, scale, shift, total, weighted, *sizes)
-        self._gradients(run, table, sums, lines)
+            sums = at + 5 * row, at + 6 * row
+            self.sums(g, x.data_ptr(), self.center(run, at), *lines, *sums, *self.map_sizes)
+        self.find_gradients(run, at)
         if self.x not in run.needed:
             return
-        dx, slope, offset = torch.empty_like(x), lines[0].data_ptr(), lines[1].data_ptr()
+        dx = torch.empty_like(x)
+        lines = *lines, at + 7 * row, at + 8 * row
         if self.pools:
-            columns.pool_gradient_columns(run.lanes, run.bits)(
-                g, x.data_ptr(), y, scale, shift, slope, offset, dx.data_ptr(), batch, *self.image, width,
-                self._per_example(run),
-            )  # fmt: skip
+            self.pool_columns(g, x.data_ptr(), y, *lines, dx.data_ptr(), *self.pool_sizes)
             run.add_gradient(self.x, dx)
             return
-        other = run.take_gradient(self.x)
-        columns.gradient_columns(run.lanes, run.bits)(
-            g,
-            x.data_ptr(),
-            scale,
-            shift,
-            slope,
-            offset,
-            0 if other is None else other.data_ptr(),
-            dx.data_ptr(),
-            *sizes,
-        )
+        other = run.gradients.pop(self.x, None)
+        plus = 0 if other is None else other.data_ptr()
+        self.columns(g, x.data_ptr(), *lines, plus, dx.data_ptr(), *self.map_sizes)
         run.add_gradient(self.x, dx)
-
-    def _center(self, run: Run, table: Tensor) -> int:
-        return table[0].data_ptr()
 
 
 class Parametric(Norm):
     """FedSup's normalization: by a learned shift and the root mean square."""
 
-    def _coefficients(self, run: Run, table: Tensor) -> None:
-        weight, center, bias = self.weights
-        mean, variance, root, scale, shift = (row.data_ptr() for row in table)
-        x, width = run.value(self.x).data_ptr(), self.channels * run.devices
-        columns.moments(run.lanes, run.bits)(x, mean, variance, self.segments, self.rows, width)
-        columns.parametric_coefficients(run.lanes, run.bits)(
-            mean, variance, run.address(weight), run.address(center), run.address(bias), root, scale, shift,
-            self.segments, width, self.settings["eps"],
+    def prepare_coefficients(self) -> None:
+        self.coefficients = columns.parametric_coefficients(self.lanes, self.bits)
+        self.gradients = columns.parametric_gradients(self.lanes, self.bits)
+
+    def find_coefficients(self, run: Run, table: Tensor, at: int) -> None:
+        row, (weight, center, bias) = self.stride, (run.address(number) for number in self.weights)
+        self.moments(run.value(self.x).data_ptr(), at, at + row, self.segments, self.rows, self.width)
+        self.coefficients(
+            at, at + row, weight, center, bias, at + 2 * row, at + 3 * row, at + 4 * row, self.segments, self.width,
+            self.settings["eps"],
         )  # fmt: skip
 
-    def _gradients(self, run: Run, table: Tensor, sums: Tensor, lines: Tensor) -> None:
-        found = [run.empty(self.channels, run.devices) for _ in self.weights]
-        mean, _, root, scale, _ = (row.data_ptr() for row in table)
-        columns.parametric_gradients(run.lanes, run.bits)(
-            sums[0].data_ptr(), sums[1].data_ptr(), mean, root, scale, run.address(self.weights[1]),
-            *(one.data_ptr() for one in found), lines[0].data_ptr(), lines[1].data_ptr(), self.segments,
-            self.channels * run.devices, float(self.rows), self.settings["eps"],
+    def find_gradients(self, run: Run, at: int) -> None:
+        row = self.stride
+        found = [run.weight_gradient(number) for number in self.weights]
+        if not all(found):  # the kernel writes all three
+            unwanted = self.empty(3, self.width)
+            spare = unwanted.data_ptr()
+            found = [address or spare + number * self.width * self.bits // 8 for number, address in enumerate(found)]
+        self.gradients(
+            at + 5 * row, at + 6 * row, at, at + 2 * row, at + 3 * row, run.address(self.weights[1]), *found,
+            at + 7 * row, at + 8 * row, self.segments, self.width, float(self.rows), self.settings["eps"],
         )  # fmt: skip
-        for name, one in zip(self.weights, found, strict=True):
-            if name is not None and run.wants(name):
-                run.add_weight_gradient(name, one)
 
-    def _center(self, run: Run, table: Tensor) -> int:
+    def center(self, run: Run, at: int) -> int:
         """The shift, for each segment."""
-        shift = run.weight(self.weights[1] or "").flatten()
+        if self.segments == 1:
+            return run.address(self.weights[1])
+        shift = arrange(run.weights[self.weights[1] or 0]).flatten()
         run.saved[-self.output] = held = shift.expand(self.segments, -1).contiguous()
         return held.data_ptr()
 
 
 class Activation(Step):
-    def __init__(self, operation: Operation, trace: Trace):
-        super().__init__(operation, trace)
-        self.keeps, self.limit = (self.output,), 6.0 if operation.kind == "relu6" else None
+    limit: float | None = None
+
+    def prepare(self, program: "Program") -> None:
+        self.keeps = (self.output,)
 
     def forward(self, run: Run) -> None:
         x = run.value(self.x)
@@ -396,6 +369,10 @@ class Activation(Step):
             run.add_gradient(self.x, aten.threshold_backward(gradient, y, 0))
         else:
             run.add_gradient(self.x, aten.hardtanh_backward(gradient, y, 0.0, self.limit))
+
+
+class Activation6(Activation):
+    limit = 6.0
 
 
 class Scale(Step):
@@ -429,75 +406,73 @@ class Mean(Step):
     """Over all positions."""
 
     def forward(self, run: Run) -> None:
-        x = run.value(self.x)
-        batch, positions, channels, devices = x.shape
-        total = run.sum_rows(x, batch, positions, channels * devices, 1.0 / positions)
-        run.values[self.output] = total.view(batch, 1, channels, devices)
+        total = self.sum_rows(run.value(self.x), self.shape[0], self.positions, self.width, 1.0 / self.positions)
+        run.values[self.output] = total.view(self.shape)
 
     def backward(self, run: Run, gradient: Tensor) -> None:
-        positions = math.prod(self.trace.values[self.x].positions)
-        run.add_gradient(self.x, (gradient / positions).repeat(1, positions, 1, 1))
+        run.add_gradient(self.x, (gradient / self.positions).repeat(1, self.positions, 1, 1))
 
 
 class Pool(Step):
-    """Max or average pooling by torch, whose windows never mix channels."""
+    """Max pooling by torch, whose windows never mix channels."""
 
-    def __init__(self, operation: Operation, trace: Trace):
-        super().__init__(operation, trace)
-        self.keeps, self.is_max = (self.x,), operation.kind == "max_pool"
-        self.image, self.after = _image(trace.values[self.x]), _image(trace.values[self.output])
-        self.arguments = self.settings["arguments"]
+    def prepare(self, program: "Program") -> None:
+        self.keeps = (self.x,)
+        self.images = _image(self.before), _image(self.after)
 
     def forward(self, run: Run) -> None:
-        x = as_image(run.value(self.x), self.image)
-        if self.is_max:
-            y, run.saved[self.output] = aten.max_pool2d_with_indices(x, *self.arguments)
-        else:
-            y = aten.avg_pool2d(x, *self.arguments)
-        run.values[self.output] = from_image(y, run.devices)
+        x = as_image(run.value(self.x), self.images[0])
+        y, run.saved[self.output] = aten.max_pool2d_with_indices(x, *self.settings["arguments"])
+        run.values[self.output] = from_image(y, self.devices)
 
     def backward(self, run: Run, gradient: Tensor) -> None:
-        x, g = as_image(run.value(self.x), self.image), as_image(gradient, self.after)
-        if self.is_max:
-            dx = aten.max_pool2d_with_indices_backward(g, x, *self.arguments, run.saved[self.output])
-        else:
-            dx = aten.avg_pool2d_backward(g, x, *self.arguments)
-        run.add_gradient(self.x, from_image(dx, run.devices))
+        x, g = as_image(run.value(self.x), self.images[0]), as_image(gradient, self.images[1])
+        indices = run.saved[self.output]
+        dx = aten.max_pool2d_with_indices_backward(g, x, *self.settings["arguments"], indices)
+        run.add_gradient(self.x, from_image(dx, self.devices))
+
+
+class AveragePool(Pool):
+    """Average pooling by torch."""
+
+    def forward(self, run: Run) -> None:
+        y = aten.avg_pool2d(as_image(run.value(self.x), self.images[0]), *self.settings["arguments"])
+        run.values[self.output] = from_image(y, self.devices)
+
+    def backward(self, run: Run, gradient: Tensor) -> None:
+        x, g = as_image(run.value(self.x), self.images[0]), as_image(gradient, self.images[1])
+        run.add_gradient(self.x, from_image(aten.avg_pool2d_backward(g, x, *self.settings["arguments"]), self.devices))
 
 
 class MixedPool(Step):
     """Max and average pooling, mixed in a learned proportion."""
 
-    def __init__(self, operation: Operation, trace: Trace):
-        super().__init__(operation, trace)
+    def prepare(self, program: "Program") -> None:
         self.keeps, window = (self.x,), self.settings["window"]
-        self.image, self.after = _image(trace.values[self.x]), _image(trace.values[self.output])
-        self.largest, self.average = (
-            (window, window, (0, 0), (1, 1), False),
-            (window, window, (0, 0), False, True, None),
-        )
+        self.images = _image(self.before), _image(self.after)
+        self.largest = window, window, (0, 0), (1, 1), False
+        self.average = window, window, (0, 0), False, True, None
 
     def forward(self, run: Run) -> None:
-        x, share = as_image(run.value(self.x), self.image), run.weight(self.weights[0] or "").flatten()
+        x, share = as_image(run.value(self.x), self.images[0]), run.weights[self.weights[0] or 0].flatten()
         largest, indices = aten.max_pool2d_with_indices(x, *self.largest)
-        top, mean = (from_image(one, run.devices) for one in (largest, aten.avg_pool2d(x, *self.average)))
+        top, mean = (from_image(one, self.devices) for one in (largest, aten.avg_pool2d(x, *self.average)))
         run.saved[self.output] = indices, top, mean
         run.values[self.output] = share * top + (1 - share) * mean
 
     def backward(self, run: Run, gradient: Tensor) -> None:
         indices, top, mean = run.saved[self.output]
-        name = self.weights[0] or ""
-        share = run.weight(name).flatten()
-        if run.wants(name):
+        share, into = run.weights[self.weights[0] or 0].flatten(), run.weight_gradient(self.weights[0])
+        if into:
             each = gradient * (top - mean)
-            total = run.sum_rows(each, 1, each.numel() // run.devices, run.devices)
-            run.add_weight_gradient(name, total.view_as(run.weight(name)))
+            kernel = columns.column_sums(self.lanes, self.bits)
+            kernel(each.data_ptr(), into, 1, each.numel() // self.devices, self.devices, 1.0)
         if self.x in run.needed:
-            x = as_image(run.value(self.x), self.image)
-            tops, means = (as_image(one.contiguous(), self.after) for one in (gradient * share, gradient * (1 - share)))
+            x = as_image(run.value(self.x), self.images[0])
+            tops, means = (as_image(one, self.images[1]) for one in (gradient * share, gradient * (1 - share)))
             dx = aten.max_pool2d_with_indices_backward(tops, x, *self.largest, indices)
             dx = dx + aten.avg_pool2d_backward(means, x, *self.average)
-            run.add_gradient(self.x, from_image(dx, run.devices))
+            run.add_gradient(self.x, from_image(dx, self.devices))
 
 
 def as_image(value: Tensor, size: tuple[int, int]) -> Tensor:
@@ -509,10 +484,10 @@ def from_image(x: Tensor, devices: int) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous().view(len(x), x.shape[2] * x.shape[3], -1, devices)
 
 
-STEPS: dict[str, Callable[[Operation, Trace], Step]] = {
+STEPS: dict[str, Callable[[Operation, "Program"], Step]] = {
     "conv": Convolution, "linear": Linear, "norm": Norm, "parametric": Parametric, "relu": Activation,
-    "relu6": Activation, "scale": Scale, "add": Add, "alias": Alias, "mean": Mean, "max_pool": Pool, "avg_pool": Pool,
-    "mixed_pool": MixedPool,
+    "relu6": Activation6, "scale": Scale, "add": Add, "alias": Alias, "mean": Mean, "max_pool": Pool,
+    "avg_pool": AveragePool, "mixed_pool": MixedPool,
 }  # fmt: skip
 
 
@@ -528,50 +503,60 @@ def fuse(trace: Trace, outputs: Sequence[int]) -> list[Operation]:
     kept: list[Operation] = []
     for operation in trace.operations:
         before = made.get(operation.inputs[0])
-        settings = operation.settings
-        if before is not None and uses[before.output] == 1:
-            is_norm = operation.kind == "norm" and len(operation.weights) == 2 and settings.get("tracks") is None
-            if before.kind == "scale" and is_norm:
-                # normalizing x / rate is normalizing x with another eps
-                eps = settings["eps"] * before.settings["rate"] ** 2
-                kept.remove(before)
-                operation = Operation(
-                    "norm", before.inputs, operation.output, operation.weights, {**settings, "eps": eps}
-                )
-            elif before.kind in ("norm", "parametric") and not before.settings.get("pools"):
-                changes = _joined(operation, before)
-                if changes:
-                    kept.remove(before)
-                    joined = {**before.settings, **changes}
-                    operation = Operation(before.kind, before.inputs, operation.output, before.weights, joined)
-        made[operation.output] = operation
-        kept.append(operation)
+        joined = _join(before, operation) if before is not None and uses[before.output] == 1 else None
+        if joined is not None and before is not None:
+            kept.remove(before)
+        made[operation.output] = joined or operation
+        kept.append(joined or operation)
     return kept
 
 
-def _joined(operation: Operation, norm: Operation) -> dict[str, Any] | None:
-    activation = norm.settings.get("activation", columns.NONE)
-    if operation.kind in ("relu", "relu6") and activation == columns.NONE:
-        return {"activation": columns.RELU if operation.kind == "relu" else columns.RELU6}
-    window = ((2, 2), (2, 2), (0, 0), (1, 1), False)
-    if operation.kind == "max_pool" and activation == columns.RELU and operation.settings["arguments"] == window:
-        return {"pools": True}
-    return None
+def _join(before: Operation, operation: Operation) -> Operation | None:
+    """Two operations as one, if there is one that does both."""
+    kind, settings = operation.kind, operation.settings
+    if before.kind == "scale" and kind == "norm" and len(operation.weights) == 2 and settings.get("tracks") is None:
+        # normalizing x / rate is normalizing x with another eps
+        changed = {**settings, "eps": settings["eps"] * before.settings["rate"] ** 2}
+        return Operation("norm", before.inputs, operation.output, operation.weights, changed)
+    if before.kind not in ("norm", "parametric") or before.settings.get("pools"):
+        return None
+    activation = before.settings.get("activation", columns.NONE)
+    changes: dict[str, Any] = {}
+    if kind in ("relu", "relu6") and activation == columns.NONE:
+        changes = {"activation": columns.RELU if kind == "relu" else columns.RELU6}
+    elif kind == "max_pool" and activation == columns.RELU and settings["arguments"] == TWO_BY_TWO:
+        changes = {"pools": True}
+    both = {**before.settings, **changes}
+    return Operation(before.kind, before.inputs, operation.output, before.weights, both) if changes else None
+
+
+TWO_BY_TWO = ((2, 2), (2, 2), (0, 0), (1, 1), False)
 
 
 class Program:
-    """A traced module for one batch size, for any number of devices that fills vectors."""
+    """A traced module for one batch size and one number of devices, which fills vectors."""
 
-    def __init__(self, trace: Trace):
-        self.trace = trace
+    def __init__(self, trace: Trace, devices: int, dtype: torch.dtype):
+        self.trace, self.devices, self.dtype = trace, devices, dtype
+        self.bits = 32 if dtype == torch.float32 else 64
         numbers: list[int] = []
         tree_map(numbers.append, trace.outputs)
         self.outputs = list(dict.fromkeys(numbers))
-        self.steps = [STEPS[operation.kind](operation, trace) for operation in fuse(trace, self.outputs)]
-        names = (name for step in self.steps for name in step.weights if name is not None)
-        self.weights = list(dict.fromkeys(names))
+        operations = fuse(trace, self.outputs)
+        # in the order of `lay_out`, so that an optimizer can go through weights and gradients as one
+        self.weights = sorted({name for operation in operations for name in operation.weights if name is not None})
+        self.numbers = {name: number for number, name in enumerate(self.weights)}
+        self.shapes = [(devices, *trace.shapes[name]) for name in self.weights]
+        self.strides = [arranged_strides(shape) for shape in self.shapes]
+        self.offsets, self.total = offsets(self.shapes)
+        self.steps = [STEPS[operation.kind](operation, self) for operation in operations]
         self.kept = {number for step in self.steps for number in step.keeps}
-        self.last_use = {number: step for step in self.steps for number in (*step.inputs, step.output)}
+        last = {number: step for step in self.steps for number in (*step.inputs, step.output)}
+        self.free = {
+            step.output: [n for n in (*step.inputs, step.output) if last[n] is step and n not in self.outputs]
+            for step in self.steps
+        }
+        self.free_kept = {key: [n for n in values if n not in self.kept] for key, values in self.free.items()}
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> tuple[Any, dict[str, Tensor]]:
         """Outputs and statistics, devices in front.
@@ -586,40 +571,44 @@ class Program:
             statistics: dict[str, Tensor] = {}
             found = _Network.apply(self, statistics, x, *used)  # type: ignore[no-untyped-call]
         else:
-            run = self.forward(dict(weights), x, keep=False)
+            run = self.forward(used, x, self.free)
             statistics = run.statistics
             found = tuple(self.unfold(run.value(number), number) for number in self.outputs)
         tensors = dict(zip(self.outputs, found, strict=True))
         return tree_map(tensors.__getitem__, self.trace.outputs), statistics
 
-    def forward(self, weights: Mapping[str, Tensor], x: Tensor, keep: bool) -> Run:
-        run = Run(self, weights, len(x), x.dtype)
+    def forward(self, weights: Sequence[Tensor], x: Tensor, free: Mapping[int, Sequence[int]]) -> Run:
+        run = Run(self, weights)
         run.values[0] = self.fold(x)
         for step in self.steps:
             step.forward(run)
-            for number in (*step.inputs, step.output):
-                unused = number not in self.outputs and self.last_use[number] is step
-                if unused and not (keep and number in self.kept):
-                    run.values[number] = None
-            if not keep:
-                run.saved.clear()
-                run.memory.clear()
+            for number in free[step.output]:
+                run.values[number] = None
         return run
 
-    def backward(self, run: Run, gradients: Sequence[Tensor | None]) -> None:
+    def backward(self, run: Run, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the weights."""
+        run.flat = torch.empty(self.total, dtype=self.dtype)
         for number, gradient in zip(self.outputs, gradients, strict=True):
             if gradient is not None and number in run.needed:
                 run.add_gradient(number, self.fold_gradient(gradient, number))
         for step in reversed(self.steps):
-            gradient = run.take_gradient(step.output)
-            if gradient is not None and (step.output in run.needed):
-                step.backward(run, gradient)
+            found = run.gradients.pop(step.output, None)
+            if found is not None and step.output in run.needed:
+                step.backward(run, found)
+        made = [self.gradient_view(run.flat, n) if n in run.begun else None for n in range(len(self.weights))]
+        for number, other in run.again:
+            made[number] = made[number] + other  # type: ignore[operator]
+        return made
 
-    def needed(self, wanted: frozenset[str], x: bool) -> frozenset[int]:
+    def gradient_view(self, flat: Tensor, number: int) -> Tensor:
+        return flat.as_strided(self.shapes[number], self.strides[number], self.offsets[number])
+
+    def needed(self, wanted: Sequence[bool], x: bool) -> frozenset[int]:
         """The values whose gradient is needed."""
         found = {0} if x else set[int]()
         for step in self.steps:
-            if found.intersection(step.inputs) or wanted.intersection(name for name in step.weights if name):
+            if found.intersection(step.inputs) or any(wanted[n] for n in step.weights if n is not None):
                 found.add(step.output)
         return frozenset(found)
 
@@ -646,7 +635,7 @@ class _Network(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Program, statistics: dict[str, Tensor], x: Tensor, *weights: Tensor) -> Any:
         ctx.set_materialize_grads(False)
-        run = program.forward(dict(zip(program.weights, weights, strict=True)), x, keep=True)
+        run = program.forward(weights, x, program.free_kept)
         statistics.update(run.statistics)
         ctx.run, ctx.shape = run, x.shape
         return tuple(program.unfold(run.value(number), number) for number in program.outputs)
@@ -656,12 +645,9 @@ class _Network(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         run: Run = ctx.run
         program, needs = run.program, ctx.needs_input_grad
-        run.wanted = frozenset(name for name, need in zip(program.weights, needs[3:], strict=True) if need)
+        run.wanted = needs[3:]
         run.needed = program.needed(run.wanted, needs[2])
-        program.backward(run, gradients)
-        dx = run.take_gradient(0) if needs[2] else None
-        if dx is not None:
-            dx = dx.permute(3, 0, 2, 1).reshape(ctx.shape)
-        found = (run.weight_gradients.pop(name, None) for name in program.weights)
-        run.gradients.clear()
-        return None, None, dx, *(None if one is None else disarrange(one) for one in found)
+        run.gradients, run.begun, run.again = {}, set(), []
+        found = program.backward(run, gradients)
+        dx = run.gradients.pop(0, None) if needs[2] else None
+        return None, None, None if dx is None else dx.permute(3, 0, 2, 1).reshape(ctx.shape), *found

@@ -52,6 +52,7 @@ class Trace:
     values: list[Value]
     operations: list[Operation]
     outputs: Any
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 SHAPE_QUERIES = {
@@ -80,7 +81,8 @@ def trace(module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, T
     recorder = Recorder(weights, x)
     with torch.no_grad(), recorder.leaves(layers), recorder:
         outputs, _ = module(weights, x)
-    return Trace(len(x), recorder.values, recorder.operations, tree_map(recorder.output, outputs))
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    return Trace(len(x), recorder.values, recorder.operations, tree_map(recorder.output, outputs), shapes)
 
 
 class Recorder(TorchFunctionMode):
