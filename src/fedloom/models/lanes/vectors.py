@@ -4,16 +4,19 @@ Addresses are integers and offsets count bytes. Shapes are literal arguments or 
 these functions can be cached on disk. Masks leave out lanes beyond the end of a row, whatever its length.
 """
 
+import logging
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config, njit, types
-from numba.core import cgutils
+from numba.core import cgutils, event
 from numba.extending import intrinsic, models, register_model
 
+logger = logging.getLogger(__name__)
 literal_intrinsic = intrinsic(prefer_literal=True)
 INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
@@ -58,6 +61,26 @@ def vector_bytes() -> int:
     else:
         features = "+avx512f" if llvm.get_host_cpu_features().get("avx512f") else ""
     return 64 if "+avx512f" in features else 32
+
+
+class _Announcer(event.Listener):
+    """Says that kernels are compiled, which takes seconds; not if they come from the cache on disk."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith(__package__):
+            _announce()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@lru_cache
+def _announce() -> None:
+    """Once per process."""
+    logger.info("compiling kernels for this processor; it takes some seconds, and only the first time")
+
+
+event.register("numba:compile", _Announcer())
 
 
 def kernel(function: Any) -> Any:
