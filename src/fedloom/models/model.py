@@ -27,6 +27,7 @@ from . import structure
 from .axes import Layout, Layouts, ModelShapes, axis_pairs, covered_entries
 from .batching import (
     TRIALS_PER_KIND,
+    Fold,
     Kernels,
     ModelKind,
     all_shapes,
@@ -360,6 +361,10 @@ class Model:
     def trains_interleaved(self) -> bool:
         """True if the lane kernels train it, whose weights lie in memory with the devices innermost."""
         return is_interleaved(self, training=True)
+
+    def is_folded(self) -> bool:
+        """True if many devices train as one wide network, by torch."""
+        return isinstance(batching_mode(self, True, False)[0], Fold)
 
     def fallback_reasons(self) -> tuple[str, ...]:
         """Why many devices train in a slower batching mode; empty if they do not."""
