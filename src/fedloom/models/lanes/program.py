@@ -125,17 +125,24 @@ class Convolution(Step):
     def _plan(self, shape: convolution.Shape) -> None:
         self.swaps = False
         if shape.inputs == shape.outputs == shape.groups > 1:
-            sizes = (
+            sizes: tuple[int, ...] = (
                 shape.batch, shape.height, shape.width, self.width, shape.out_height, shape.out_width,
                 *shape.kernel, *shape.stride, *shape.padding,
             )  # fmt: skip
             rows, across = convolution.tile_size()
-            self.run_forward = depthwise.forward_kernel(self.lanes, self.bits, rows), sizes
-            self.run_input_gradient = depthwise.input_gradient_kernel(self.lanes, self.bits, rows), sizes
-            self.run_weight_gradient = depthwise.weight_gradient_kernel(self.lanes, self.bits, 2 * across), sizes
+            self.run_forward: tuple[Any, tuple[int, ...]] = depthwise.forward_kernel(self.lanes, self.bits, rows), sizes
+            self.run_input_gradient: tuple[Any, tuple[int, ...]] = (
+                depthwise.input_gradient_kernel(self.lanes, self.bits, rows),
+                sizes,
+            )
+            self.run_weight_gradient: tuple[Any, tuple[int, ...]] = (
+                depthwise.weight_gradient_kernel(self.lanes, self.bits, 2 * across),
+                sizes,
+            )
         else:
             self.run_forward = convolution.plan_forward(shape)
-            *self.run_input_gradient, self.swaps = convolution.plan_input_gradient(shape)
+            kernel, sizes, self.swaps = convolution.plan_input_gradient(shape)
+            self.run_input_gradient = kernel, sizes
             self.run_weight_gradient = convolution.plan_weight_gradient(shape)
         self.sum_bias = columns.column_sums(self.lanes, self.bits)
         self.bias_sizes = 1, shape.batch * shape.out_height * shape.out_width, shape.outputs * self.devices, 1.0
@@ -294,26 +301,24 @@ class Norm(Step):
     def backward(self, run: Run, gradient: Tensor) -> None:
         x, g, row = run.value(self.x), gradient.data_ptr(), self.stride
         at = run.saved[self.output].data_ptr()
-        lines = at + 3 * row, at + 4 * row
+        lines, sums = (at + 3 * row, at + 4 * row), (at + 5 * row, at + 6 * row)
         if self.pools:
             y = run.value(self.output).data_ptr()
-            sums = at + 5 * row, at + 6 * row
             self.pool_sums(g, x.data_ptr(), y, self.center(run, at), *lines, *sums, *self.pool_sum_sizes)
         else:
-            sums = at + 5 * row, at + 6 * row
             self.sums(g, x.data_ptr(), self.center(run, at), *lines, *sums, *self.map_sizes)
         self.find_gradients(run, at)
         if self.x not in run.needed:
             return
         dx = torch.empty_like(x)
-        lines = *lines, at + 7 * row, at + 8 * row
+        slopes = at + 7 * row, at + 8 * row
         if self.pools:
-            self.pool_columns(g, x.data_ptr(), y, *lines, dx.data_ptr(), *self.pool_sizes)
+            self.pool_columns(g, x.data_ptr(), y, *lines, *slopes, dx.data_ptr(), *self.pool_sizes)
             run.add_gradient(self.x, dx)
             return
         other = run.gradients.pop(self.x, None)
         plus = 0 if other is None else other.data_ptr()
-        self.columns(g, x.data_ptr(), *lines, plus, dx.data_ptr(), *self.map_sizes)
+        self.columns(g, x.data_ptr(), *lines, *slopes, plus, dx.data_ptr(), *self.map_sizes)
         run.add_gradient(self.x, dx)
 
 
