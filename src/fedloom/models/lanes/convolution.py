@@ -55,9 +55,19 @@ def lane_count(bits: int) -> int:
 
 
 @functools.cache
-def tile_size() -> tuple[int, int]:
-    """Rows and columns of the accumulators, as many as the registers hold beside one row and all columns."""
-    return (5, 4) if vector_bytes() == 64 else (5, 2)
+def tile_size(channels: int | None = None) -> tuple[int, int]:
+    """Rows and columns of the accumulators, as many as the registers hold beside one row and all columns.
+
+    `channels`: the vectors of a pixel; for so few of them that columns would be left over, there are more rows.
+    """
+    if vector_bytes() < 64:
+        return 5, 2
+    return (10, 2) if channels is not None and channels <= 2 else (5, 4)
+
+
+def _vectors(channels: int, groups: int, width: int, lanes: int) -> int:
+    """How many vectors hold the channels of a group."""
+    return -(-channels // groups * width // lanes)
 
 
 @functools.cache
@@ -214,8 +224,9 @@ def _chunk(shape: Shape, channels: int, columns: int, summed: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def plan_forward(shape: Shape) -> tuple[Any, tuple[int, ...]]:
     """The kernel (x, w, bias or 0, y, ...) and its last arguments."""
-    lanes, (rows, columns) = lane_count(shape.bits), tile_size()
+    lanes = lane_count(shape.bits)
     width = min(lanes, shape.devices)
+    rows, columns = tile_size(_vectors(shape.outputs, shape.groups, width, lanes))
     chunk = _chunk(shape, lanes // width, columns, shape.inputs // shape.groups)
     return forward_kernel(lanes, shape.bits, width, rows, columns), (*_sizes(shape), chunk)
 
@@ -224,8 +235,9 @@ def plan_forward(shape: Shape) -> tuple[Any, tuple[int, ...]]:
 def plan_input_gradient(shape: Shape) -> tuple[Any, tuple[int, ...], bool]:
     """The kernel (g, w, dx, ...), its last arguments, and whether it takes the weights with inputs before outputs
     swapped: a vector of several channels must be contiguous."""
-    lanes, (rows, columns) = lane_count(shape.bits), tile_size()
+    lanes = lane_count(shape.bits)
     width = min(lanes, shape.devices)
+    rows, columns = tile_size(_vectors(shape.inputs, shape.groups, width, lanes))
     chunk = _chunk(shape, lanes // width, columns, shape.outputs // shape.groups)
     unit, swapped = shape.devices * shape.bits // 8, width < lanes
     strides = (unit, shape.inputs // shape.groups * unit) if swapped else (shape.outputs * unit, unit)
@@ -236,10 +248,13 @@ def plan_input_gradient(shape: Shape) -> tuple[Any, tuple[int, ...], bool]:
 @functools.lru_cache(maxsize=4096)
 def plan_weight_gradient(shape: Shape) -> tuple[Any, tuple[int, ...]]:
     """The kernel (x, g, dw, ...) and its last arguments."""
-    lanes, (rows, columns) = lane_count(shape.bits), tile_size()
+    lanes = lane_count(shape.bits)
     width = min(lanes, shape.devices)
+    # rows are inputs here, which are often a power of two
+    vectors = _vectors(shape.outputs, shape.groups, width, lanes)
+    rows, columns = 4, tile_size(vectors)[1]
     if shape.inputs == shape.groups:
-        rows, columns = 1, 2 * columns
+        rows, columns = 1, min(2 * tile_size()[1], 1 << (vectors - 1).bit_length())
     image = shape.height * shape.width * shape.inputs + shape.out_height * shape.out_width * shape.outputs
     image *= width * shape.bits // 8
     images = max(1, min(shape.batch, 2 * NEAR // image))

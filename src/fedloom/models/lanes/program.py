@@ -111,6 +111,10 @@ def _image(value: Value) -> tuple[int, int]:
 
 
 class Convolution(Step):
+    run_forward: tuple[Any, tuple[int, ...]]
+    run_input_gradient: tuple[Any, tuple[int, ...]]
+    run_weight_gradient: tuple[Any, tuple[int, ...]]
+
     def prepare(self, program: "Program") -> None:
         self.keeps = (self.x,)
         if len(self.before.positions) > 2:
@@ -130,15 +134,9 @@ class Convolution(Step):
                 *shape.kernel, *shape.stride, *shape.padding,
             )  # fmt: skip
             rows, across = convolution.tile_size()
-            self.run_forward: tuple[Any, tuple[int, ...]] = depthwise.forward_kernel(self.lanes, self.bits, rows), sizes
-            self.run_input_gradient: tuple[Any, tuple[int, ...]] = (
-                depthwise.input_gradient_kernel(self.lanes, self.bits, rows),
-                sizes,
-            )
-            self.run_weight_gradient: tuple[Any, tuple[int, ...]] = (
-                depthwise.weight_gradient_kernel(self.lanes, self.bits, 2 * across),
-                sizes,
-            )
+            self.run_forward = depthwise.forward_kernel(self.lanes, self.bits, rows), sizes
+            self.run_input_gradient = depthwise.input_gradient_kernel(self.lanes, self.bits, rows), sizes
+            self.run_weight_gradient = depthwise.weight_gradient_kernel(self.lanes, self.bits, 2 * across), sizes
         else:
             self.run_forward = convolution.plan_forward(shape)
             kernel, sizes, self.swaps = convolution.plan_input_gradient(shape)
