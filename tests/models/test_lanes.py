@@ -253,6 +253,20 @@ def test_gradients_of_any_family_do_not_depend_on_block(family: str, tiny_model:
     assert_same_bits_in_blocks(in_lanes(tiny_model(family)), torch.float32, (1, 2, 3, 5, 7, 8, 12))
 
 
+@pytest.mark.parametrize("normalization", ["static_batch", "group", "parametric"])
+def test_examples_of_single_device_in_lanes_have_same_bits(
+    normalization: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """Without gradients they are spread over sixteen lanes where they do not depend on each other."""
+    net = in_lanes(tiny_model("convnet", normalization=normalization))
+    statistics = {name: torch.rand(1, *shape, dtype=torch.float64) + 0.5 for name, shape in net.statistics().items()}
+    weights, x = {**block_weights(net, 1), **statistics}, draw(1, 33, *net.input_shape)
+    with torch.no_grad():
+        spread = net(weights, x).logits
+    assert torch.equal(spread, net(weights, x).logits.detach())
+    assert spread.shape == (1, 33, 4)
+
+
 def test_weights_lie_in_one_piece_and_keep_their_values() -> None:
     weights = {"b": draw(4, 3, 2, 3, 3), "a": draw(4, 3), "c": draw(4, 5, 2)}
     laid = lay_out(weights)

@@ -30,7 +30,7 @@ def try_many(count: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     with hunting_ground() as attempt:
         # a fixed seed, not `derandomize`, which begins with many recipes that are alike
-        @seed(5)
+        @seed(6)
         @settings(max_examples=count, derandomize=False, database=None, suppress_health_check=tuple(HealthCheck))
         @given(recipes())
         def each(document: dict[str, Any]) -> None:

@@ -259,6 +259,8 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
             _warn_if_random(tier, model)
             if min(size, len(group)) > 1:
                 _warn_if_slow(tier, model)
+            if model.trains_interleaved():
+                _compile_kernels(model, filled(min(size, len(group))))
             blocks += [_make_block(group[start : start + size]) for start in range(0, len(group), size)]
     return blocks
 
@@ -269,6 +271,15 @@ def _warn_if_slow(tier: str, model: Model) -> None:
     reason = model.one_by_one_reason()
     if reason:
         logger.warning("tier %s trains one device at a time, which is slower: %s", tier, reason)
+
+
+@lru_cache(maxsize=1024)
+def _compile_kernels(model: Model, devices: int) -> None:
+    """Once per model and size of block; here, before workers are forked, or each of them would compile."""
+    block = {name: torch.zeros(devices, *shape) for name, shape in model.shapes().items()}
+    x = torch.stack([model.zero_inputs(2)] * devices)
+    batch = Batch(x, torch.zeros(devices, 2, dtype=torch.int64), StepSeeds((0,) * devices))
+    gradient(dummy_loss(model), block, batch)
 
 
 @lru_cache(maxsize=1024)

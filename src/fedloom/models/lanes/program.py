@@ -73,6 +73,7 @@ class Step:
     def __init__(self, operation: Operation, program: "Program"):
         trace = program.trace
         self.keeps: tuple[int, ...] = ()
+        self.is_per_example = True
         self.inputs, self.output, self.x = operation.inputs, operation.output, operation.inputs[0]
         self.weights = tuple(None if name is None else program.numbers[name] for name in operation.weights)
         self.settings, self.trace = operation.settings, trace
@@ -242,6 +243,7 @@ class Norm(Step):
         (
             self.moments, self.scale, self.pool, self.sums, self.columns, self.pool_sums, self.pool_columns
         ) = (kernel(self.lanes, self.bits) for kernel in kernels)  # fmt: skip
+        self.is_per_example = per_example or len(self.weights) > 2  # with statistics that are given
         self.prepare_coefficients()
 
     def prepare_coefficients(self) -> None:
@@ -324,6 +326,7 @@ class Parametric(Norm):
     """FedSup's normalization: by a learned shift and the root mean square."""
 
     def prepare_coefficients(self) -> None:
+        self.is_per_example = self.settings["per_example"]
         self.coefficients = columns.parametric_coefficients(self.lanes, self.bits)
         self.gradients = columns.parametric_gradients(self.lanes, self.bits)
 
@@ -533,6 +536,9 @@ def _join(before: Operation, operation: Operation) -> Operation | None:
     return Operation(before.kind, before.inputs, operation.output, before.weights, both) if changes else None
 
 
+MANY = 250_000
+"""Weights beyond which it does not pay to copy them for every lane."""
+
 TWO_BY_TWO = ((2, 2), (2, 2), (0, 0), (1, 1), False)
 
 
@@ -555,6 +561,9 @@ class Program:
         self.steps = [STEPS[operation.kind](operation, self) for operation in operations]
         self.kept = {number for step in self.steps for number in step.keeps}
         last = {number: step for step in self.steps for number in (*step.inputs, step.output)}
+        # whether an example's outputs depend on it alone, and few weights are used for many pixels
+        per_example = all(step.is_per_example for step in self.steps)
+        self.is_narrow = per_example and self.total <= MANY * devices
         self.free = {
             step.output: [n for n in (*step.inputs, step.output) if last[n] is step and n not in self.outputs]
             for step in self.steps
