@@ -50,7 +50,7 @@ def train(optimizer: Optimizer, weights: dict[str, Tensor], steps: int, stopped:
 def test_lane_optimizer_matches_plain(optimizer: Optimizer, devices: int) -> None:
     plain, laid = bundle(devices, 99), lay_out(bundle(devices, 99))
     train(optimizer, plain, 4)
-    train(in_lanes(optimizer), laid, 4)
+    train(in_lanes(optimizer, laid), laid, 4)
     for name, weight in plain.items():
         assert float((weight - laid[name]).abs().max()) <= 1e-12
 
@@ -58,8 +58,8 @@ def test_lane_optimizer_matches_plain(optimizer: Optimizer, devices: int) -> Non
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_inactive_device_keeps_its_bits_whatever_its_gradient(optimizer: Optimizer) -> None:
     laid, once = lay_out(bundle(4, 99)), lay_out(bundle(4, 99))
-    train(in_lanes(optimizer), laid, 4, stopped=2)
-    train(in_lanes(optimizer), once, 1)
+    train(in_lanes(optimizer, laid), laid, 4, stopped=2)
+    train(in_lanes(optimizer, once), once, 1)
     assert all(torch.equal(laid[name][2], once[name][2]) for name in laid)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in laid.values())
 
@@ -71,7 +71,7 @@ def test_update_of_device_does_not_depend_on_block(optimizer: Optimizer) -> None
     found = []
     for chosen in (torch.arange(16), torch.tensor([5]), torch.tensor([9, 5, 2])):
         weights = lay_out({name: tensor[chosen] for name, tensor in full.items()})
-        lane = in_lanes(optimizer)
+        lane = in_lanes(optimizer, weights)
         state = lane.start(weights)
         for _ in range(2):
             lane.step(weights, {n: g[chosen] for n, g in slopes.items()}, state, torch.ones(len(chosen)))
@@ -80,16 +80,21 @@ def test_update_of_device_does_not_depend_on_block(optimizer: Optimizer) -> None
         assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
 
 
-def test_unknown_optimizer_and_other_memory_run_as_they_are() -> None:
+def test_unknown_optimizer_and_dtypes_run_as_they_are() -> None:
     class Own:
         lr = 0.1
 
     own: Any = Own()
-    assert in_lanes(own) is own
-    contiguous, laid = bundle(3, 99), lay_out(bundle(3, 99))
-    train(in_lanes(Sgd(0.1)), contiguous, 2)
-    train(Sgd(0.1), laid, 2)
-    assert all(torch.equal(contiguous[name], tensor) for name, tensor in laid.items())
+    laid, plain = lay_out(bundle(3, 99)), Sgd(0.1)
+    assert in_lanes(own, laid) is own
+    assert in_lanes(plain, {name: weight.bfloat16() for name, weight in laid.items()}) is plain
+    assert in_lanes(plain, {**laid, "a": laid["a"].float()}) is plain
+
+
+def test_weights_in_other_memory_are_refused() -> None:
+    contiguous = bundle(3, 99)
+    with pytest.raises(ValueError, match="lay_out"):
+        train(in_lanes(Sgd(0.1), contiguous), contiguous, 1)
 
 
 def with_lanes(world: TinyWorld) -> TinyWorld:

@@ -77,3 +77,22 @@ def test_comparison_of_ledger_runs_again_with_its_kernels() -> None:
     assert recorded_kernels(recorded({}, {})) == "torch"
     assert recorded_kernels(recorded({"large": "torch"}, {"large": "torch"})) == "torch"
     assert recorded_kernels(recorded({"large": "lanes", "small": "torch"})) == "lanes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [{"kind": "sgd", "lr": 0.1, "momentum": 0.9, "clip_norm": 1.0}, {"kind": "adam"}])
+def test_lane_run_has_one_sha256_for_any_blocks(optimizer: dict[str, Any], tmp_path: Path) -> None:
+    """Single precision: a device alone, in blocks that are filled up, in whole vectors, and in workers."""
+    pytest.importorskip("numba")
+    found = set()
+    for size in (1, 3, 8, 16):
+        recipe = {
+            **RECIPE,
+            "data": {**RECIPE["data"], "devices": 12, "max_examples": 40},
+            "model": {"family": "convnet", "hidden": [4, 6]},
+            "training": {"optimizer": optimizer},
+            "engine": {"kernels": "lanes", "devices_per_block": size},
+        }
+        made = fedloom.run(recipe, out=tmp_path / str(size), workers=2 if size == 3 else 1)
+        found.add(read_manifest(made.folder)["sha256"])
+    assert len(found) == 1

@@ -50,8 +50,8 @@ def fit(
     """
     interleaved = client.model.trains_interleaved()
     trained = lay_out(weights) if interleaved else combine(torch.clone, weights)
-    optimizer = in_lanes(client.optimizer) if interleaved else client.optimizer
     trainable = trained if only is None else {name: trained[name] for name in only}
+    optimizer = in_lanes(client.optimizer, trainable) if interleaved else client.optimizer
     states = [optimizer.start(trainable) for _ in objectives]
     for steps in group_steps(client.plan, batches_per_step):
         batches = [client.batch(step) for step in steps]

@@ -18,15 +18,16 @@ from ..tensors import Parcel, Tensors
 from .optimizers import Adam, Optimizer, Sgd
 
 
-def in_lanes(optimizer: Optimizer) -> Optimizer:
-    """The optimizer with lane kernels; itself if there are none for it.
+def in_lanes(optimizer: Optimizer, weights: Tensors) -> Optimizer:
+    """The optimizer with lane kernels; itself if there are none for it, or for the dtypes of the weights.
 
     Parameters
     ----------
     optimizer : the optimizer of the recipe.
+    weights : what it updates, laid out by `lay_out`.
     """
-    wrap = LANE_OPTIMIZERS.get(type(optimizer))
-    return optimizer if wrap is None else wrap(optimizer)
+    wrap, dtypes = LANE_OPTIMIZERS.get(type(optimizer)), {weight.dtype for weight in weights.values()}
+    return wrap(optimizer) if wrap and dtypes in ({torch.float32}, {torch.float64}) else optimizer
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,6 @@ class LaneSgd:
         """
         plain = self.plain
         block = _Block.of([weights, state["velocity"]], gradient, active, plain.clip_value)
-        if block is None:
-            plain.step(weights, gradient, state, active)
-            return
         on = block.active
         clip = block.clip_factor(plain.clip_norm)
         numbers = (plain.momentum, -plain.lr, plain.weight_decay, 0.0)
@@ -120,9 +118,6 @@ class LaneAdam:
         """
         plain = self.plain
         block = _Block.of([weights, state["mean"], state["square"]], gradient, active)
-        if block is None:
-            plain.step(weights, gradient, state, active)
-            return
         steps = state["count"]["steps"].add_(block.active)
         clip = block.clip_factor(plain.clip_norm)
         # by Python, whose powers do not depend on how many devices there are
@@ -166,20 +161,16 @@ class _Block:
         self._coefficients = active
 
     @classmethod
-    def of(
-        cls, bundles: Sequence[Tensors], gradient: Tensors, active: Tensor, limit: float | None = None
-    ) -> "_Block | None":
-        """None if weights or state do not lie in memory as the kernels want them."""
+    def of(cls, bundles: Sequence[Tensors], gradient: Tensors, active: Tensor, limit: float | None = None) -> "_Block":
+        """Refuses weights or state that do not lie in memory as the kernels want them."""
         from ..models.lanes.convolution import lane_count
 
         names = sorted(bundles[0])
         held = [[bundle[name] for name in names] for bundle in bundles]
         first, strides = held[0][0], [arranged_strides(tuple(weight.shape)) for weight in held[0]]
-        if first.dtype not in (torch.float32, torch.float64):
-            return None
         for tensors in held:
             if any(t.stride() != s or t.dtype != first.dtype for t, s in zip(tensors, strides, strict=True)):
-                return None
+                raise ValueError("weights and state for lane kernels must be laid out by `lay_out`")
         gradients = [gradient[name] for name in names]
         for number, stride in enumerate(strides):
             if gradients[number].stride() != stride:

@@ -20,7 +20,7 @@ from .tracing import NoLaneKernelError, Operation, Trace, Value
 aten = torch.ops.aten
 
 
-class Run:
+class BlockPass:
     """The tensors of one pass: `weights` lie in memory as the kernels want them, `addresses` are where."""
 
     def __init__(self, program: "Program", weights: Sequence[Tensor]):
@@ -67,7 +67,7 @@ class Run:
         return other.data_ptr()
 
 
-class Step:
+class LaneStep:
     """An operation for so many devices, ready to run; `keeps` are the values that its backward pass reads."""
 
     def __init__(self, operation: Operation, program: "Program"):
@@ -88,10 +88,10 @@ class Step:
     def prepare(self, program: "Program") -> None:
         pass
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         raise NotImplementedError
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         raise NotImplementedError
 
     def empty(self, *shape: int) -> Tensor:
@@ -111,7 +111,7 @@ def _image(value: Value) -> tuple[int, int]:
     return height, width
 
 
-class Convolution(Step):
+class Convolution(LaneStep):
     run_forward: tuple[Any, tuple[int, ...]]
     run_input_gradient: tuple[Any, tuple[int, ...]]
     run_weight_gradient: tuple[Any, tuple[int, ...]]
@@ -146,20 +146,20 @@ class Convolution(Step):
         self.sum_bias = columns.column_sums(self.lanes, self.bits)
         self.bias_sizes = 1, shape.batch * shape.out_height * shape.out_width, shape.outputs * self.devices, 1.0
 
-    def weight_address(self, run: Run) -> int:
+    def weight_address(self, run: BlockPass) -> int:
         return run.address(self.weights[0])
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         run.values[self.output] = y = torch.empty(self.shape, dtype=self.dtype)
         kernel, sizes = self.run_forward
         weight, bias = self.weight_address(run), run.address(self.weights[1])
         kernel(run.value(self.x).data_ptr(), weight, bias, y.data_ptr(), *sizes)
 
-    def swapped(self, run: Run) -> Tensor:
+    def swapped(self, run: BlockPass) -> Tensor:
         """The weight with inputs and outputs swapped in memory."""
         return arrange(run.weights[self.weights[0] or 0]).transpose(-3, -2).contiguous()
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         x, g = run.value(self.x), gradient.data_ptr()
         if self.x in run.needed:
             dx = torch.empty_like(x)
@@ -172,14 +172,14 @@ class Convolution(Step):
         if db:
             self.sum_bias(g, db, *self.bias_sizes)
 
-    def backward_weight(self, run: Run, x: Tensor, g: int) -> None:
+    def backward_weight(self, run: BlockPass, x: Tensor, g: int) -> None:
         dw = run.weight_gradient(self.weights[0])
         if dw:
             kernel, sizes = self.run_weight_gradient
             kernel(x.data_ptr(), g, dw, *sizes)
 
 
-class Linear(Convolution):
+class LinearStep(Convolution):
     """A convolution of maps of one pixel; the inputs may be the channels and positions of a map, in memory's order."""
 
     def prepare(self, program: "Program") -> None:
@@ -191,7 +191,7 @@ class Linear(Convolution):
         self.reorders = self.positions > 1 and len(program.shapes[self.weights[0] or 0]) == 3
         self.inputs_outputs = inputs, self.after.channels, self.devices
 
-    def weight_address(self, run: Run) -> int:
+    def weight_address(self, run: BlockPass) -> int:
         if not self.reorders:
             return run.address(self.weights[0])
         if self.output not in run.saved:
@@ -200,14 +200,14 @@ class Linear(Convolution):
         address: int = run.saved[self.output].data_ptr()
         return address
 
-    def swapped(self, run: Run) -> Tensor:
+    def swapped(self, run: BlockPass) -> Tensor:
         if self.reorders:
             weight: Tensor = run.saved[self.output]
         else:
             weight = arrange(run.weights[self.weights[0] or 0])
         return weight.reshape(self.inputs_outputs).transpose(0, 1).contiguous()
 
-    def backward_weight(self, run: Run, x: Tensor, g: int) -> None:
+    def backward_weight(self, run: BlockPass, x: Tensor, g: int) -> None:
         if not self.reorders or not run.wants(self.weights[0]):
             super().backward_weight(run, x, g)
             return
@@ -222,7 +222,7 @@ class Linear(Convolution):
             run.again.append((number, apart.permute(3, 2, 1, 0).flatten(2)))
 
 
-class Norm(Step):
+class Norm(LaneStep):
     """Batch, group or instance norm, with the activation and the 2 x 2 max pooling behind it if they follow at once."""
 
     def prepare(self, program: "Program") -> None:
@@ -254,7 +254,7 @@ class Norm(Step):
         self.group_sizes = self.segments, self.before.channels, self.devices, size
         self.share = 0.0 if len(self.weights) > 2 else 1.0 / (self.rows * size)
 
-    def find_coefficients(self, run: Run, table: Tensor, at: int) -> None:
+    def find_coefficients(self, run: BlockPass, table: Tensor, at: int) -> None:
         """Fill the rows of the table: center, variance, root, scale and shift."""
         weight, bias, *statistics = self.weights
         row = self.stride
@@ -269,14 +269,14 @@ class Norm(Step):
             *self.group_sizes, self.settings["eps"],
         )  # fmt: skip
 
-    def _track(self, run: Run, table: Tensor) -> None:
+    def _track(self, run: BlockPass, table: Tensor) -> None:
         """The mean and unbiased variance of the batch; a single number has none."""
         unbias = self.rows / (self.rows - 1) if self.rows > 1 else math.nan
         mean, variance = (row.view(-1, self.devices).t() for row in table[:2])
         for key, tensor in (("running_mean", mean.clone()), ("running_var", variance * unbias)):
             run.statistics[f"{self.settings['tracks']}.{key}".lstrip(".")] = tensor
 
-    def find_gradients(self, run: Run, at: int) -> None:
+    def find_gradients(self, run: BlockPass, at: int) -> None:
         """From the sums in rows 5 and 6 of the table to slope and offset in rows 7 and 8."""
         row, (weight, bias) = self.stride, self.weights[:2]
         self.gradients(
@@ -284,10 +284,10 @@ class Norm(Step):
             run.weight_gradient(bias), at + 7 * row, at + 8 * row, *self.group_sizes, self.share,
         )  # fmt: skip
 
-    def center(self, run: Run, at: int) -> int:
+    def center(self, run: BlockPass, at: int) -> int:
         return at
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         table = torch.empty((9, self.segments, self.width), dtype=self.dtype)
         run.saved[self.output], at, row = table, table.data_ptr(), self.stride
         self.find_coefficients(run, table, at)
@@ -298,7 +298,7 @@ class Norm(Step):
         else:
             self.scale(x, at + 3 * row, at + 4 * row, y.data_ptr(), *self.map_sizes)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         x, g, row = run.value(self.x), gradient.data_ptr(), self.stride
         at = run.saved[self.output].data_ptr()
         lines, sums = (at + 3 * row, at + 4 * row), (at + 5 * row, at + 6 * row)
@@ -330,7 +330,7 @@ class Parametric(Norm):
         self.coefficients = columns.parametric_coefficients(self.lanes, self.bits)
         self.gradients = columns.parametric_gradients(self.lanes, self.bits)
 
-    def find_coefficients(self, run: Run, table: Tensor, at: int) -> None:
+    def find_coefficients(self, run: BlockPass, table: Tensor, at: int) -> None:
         row, (weight, center, bias) = self.stride, (run.address(number) for number in self.weights)
         self.moments(run.value(self.x).data_ptr(), at, at + row, self.segments, self.rows, self.width)
         self.coefficients(
@@ -338,7 +338,7 @@ class Parametric(Norm):
             self.settings["eps"],
         )  # fmt: skip
 
-    def find_gradients(self, run: Run, at: int) -> None:
+    def find_gradients(self, run: BlockPass, at: int) -> None:
         row = self.stride
         found = [run.weight_gradient(number) for number in self.weights]
         if not all(found):  # the kernel writes all three
@@ -350,7 +350,7 @@ class Parametric(Norm):
             at + 7 * row, at + 8 * row, self.segments, self.width, float(self.rows), self.settings["eps"],
         )  # fmt: skip
 
-    def center(self, run: Run, at: int) -> int:
+    def center(self, run: BlockPass, at: int) -> int:
         """The shift, for each segment."""
         if self.segments == 1:
             return run.address(self.weights[1])
@@ -359,17 +359,17 @@ class Parametric(Norm):
         return held.data_ptr()
 
 
-class Activation(Step):
+class Activation(LaneStep):
     limit: float | None = None
 
     def prepare(self, program: "Program") -> None:
         self.keeps = (self.output,)
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         x = run.value(self.x)
         run.values[self.output] = torch.relu(x) if self.limit is None else torch.clamp(x, 0.0, self.limit)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         y = run.value(self.output)
         if self.limit is None:
             run.add_gradient(self.x, aten.threshold_backward(gradient, y, 0))
@@ -381,57 +381,57 @@ class Activation6(Activation):
     limit = 6.0
 
 
-class Scale(Step):
-    def forward(self, run: Run) -> None:
+class Scale(LaneStep):
+    def forward(self, run: BlockPass) -> None:
         run.values[self.output] = run.value(self.x) / self.settings["rate"]
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         run.add_gradient(self.x, gradient / self.settings["rate"])
 
 
-class Add(Step):
-    def forward(self, run: Run) -> None:
+class Add(LaneStep):
+    def forward(self, run: BlockPass) -> None:
         left, right = self.inputs
         run.values[self.output] = run.value(left) + run.value(right)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         for number in self.inputs:
             if number in run.needed:
                 run.add_gradient(number, gradient)
 
 
-class Alias(Step):
-    def forward(self, run: Run) -> None:
+class Alias(LaneStep):
+    def forward(self, run: BlockPass) -> None:
         run.values[self.output] = run.value(self.x)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         run.add_gradient(self.x, gradient)
 
 
-class Mean(Step):
+class Mean(LaneStep):
     """Over all positions."""
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         total = self.sum_rows(run.value(self.x), self.shape[0], self.positions, self.width, 1.0 / self.positions)
         run.values[self.output] = total.view(self.shape)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         run.add_gradient(self.x, (gradient / self.positions).repeat(1, self.positions, 1, 1))
 
 
-class Pool(Step):
+class Pool(LaneStep):
     """Max pooling by torch, whose windows never mix channels."""
 
     def prepare(self, program: "Program") -> None:
         self.keeps = (self.x,)
         self.images = _image(self.before), _image(self.after)
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         x = as_image(run.value(self.x), self.images[0])
         y, run.saved[self.output] = aten.max_pool2d_with_indices(x, *self.settings["arguments"])
         run.values[self.output] = from_image(y, self.devices)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         x, g = as_image(run.value(self.x), self.images[0]), as_image(gradient, self.images[1])
         indices = run.saved[self.output]
         dx = aten.max_pool2d_with_indices_backward(g, x, *self.settings["arguments"], indices)
@@ -441,16 +441,16 @@ class Pool(Step):
 class AveragePool(Pool):
     """Average pooling by torch."""
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         y = aten.avg_pool2d(as_image(run.value(self.x), self.images[0]), *self.settings["arguments"])
         run.values[self.output] = from_image(y, self.devices)
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         x, g = as_image(run.value(self.x), self.images[0]), as_image(gradient, self.images[1])
         run.add_gradient(self.x, from_image(aten.avg_pool2d_backward(g, x, *self.settings["arguments"]), self.devices))
 
 
-class MixedPool(Step):
+class MixedPoolStep(LaneStep):
     """Max and average pooling, mixed in a learned proportion."""
 
     def prepare(self, program: "Program") -> None:
@@ -459,14 +459,14 @@ class MixedPool(Step):
         self.largest = window, window, (0, 0), (1, 1), False
         self.average = window, window, (0, 0), False, True, None
 
-    def forward(self, run: Run) -> None:
+    def forward(self, run: BlockPass) -> None:
         x, share = as_image(run.value(self.x), self.images[0]), run.weights[self.weights[0] or 0].flatten()
         largest, indices = aten.max_pool2d_with_indices(x, *self.largest)
         top, mean = (from_image(one, self.devices) for one in (largest, aten.avg_pool2d(x, *self.average)))
         run.saved[self.output] = indices, top, mean
         run.values[self.output] = share * top + (1 - share) * mean
 
-    def backward(self, run: Run, gradient: Tensor) -> None:
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
         indices, top, mean = run.saved[self.output]
         share, into = run.weights[self.weights[0] or 0].flatten(), run.weight_gradient(self.weights[0])
         if into:
@@ -490,10 +490,10 @@ def from_image(x: Tensor, devices: int) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous().view(len(x), x.shape[2] * x.shape[3], -1, devices)
 
 
-STEPS: dict[str, Callable[[Operation, "Program"], Step]] = {
-    "conv": Convolution, "linear": Linear, "norm": Norm, "parametric": Parametric, "relu": Activation,
+STEPS: dict[str, Callable[[Operation, "Program"], LaneStep]] = {
+    "conv": Convolution, "linear": LinearStep, "norm": Norm, "parametric": Parametric, "relu": Activation,
     "relu6": Activation6, "scale": Scale, "add": Add, "alias": Alias, "mean": Mean, "max_pool": Pool,
-    "avg_pool": AveragePool, "mixed_pool": MixedPool,
+    "avg_pool": AveragePool, "mixed_pool": MixedPoolStep,
 }  # fmt: skip
 
 
@@ -589,8 +589,8 @@ class Program:
         tensors = dict(zip(self.outputs, found, strict=True))
         return tree_map(tensors.__getitem__, self.trace.outputs), statistics
 
-    def forward(self, weights: Sequence[Tensor], x: Tensor, free: Mapping[int, Sequence[int]]) -> Run:
-        run = Run(self, weights)
+    def forward(self, weights: Sequence[Tensor], x: Tensor, free: Mapping[int, Sequence[int]]) -> BlockPass:
+        run = BlockPass(self, weights)
         run.values[0] = self.fold(x)
         for step in self.steps:
             step.forward(run)
@@ -598,7 +598,7 @@ class Program:
                 run.values[number] = None
         return run
 
-    def backward(self, run: Run, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def backward(self, run: BlockPass, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the weights."""
         run.flat = torch.empty(self.total, dtype=self.dtype)
         for number, gradient in zip(self.outputs, gradients, strict=True):
@@ -655,7 +655,7 @@ class _Network(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        run: Run = ctx.run
+        run: BlockPass = ctx.run
         program, needs = run.program, ctx.needs_input_grad
         run.wanted = needs[3:]
         run.needed = program.needed(run.wanted, needs[2])

@@ -78,14 +78,14 @@ def trace(module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, T
     weights : the weights of one device.
     x : the inputs of one device, [batch, ...].
     """
-    recorder = Recorder(weights, x)
+    recorder = TraceRecorder(weights, x)
     with torch.no_grad(), recorder.leaves(layers), recorder:
         outputs, _ = module(weights, x)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     return Trace(len(x), recorder.values, recorder.operations, tree_map(recorder.output, outputs), shapes)
 
 
-class Recorder(TorchFunctionMode):
+class TraceRecorder(TorchFunctionMode):
     def __init__(self, weights: Mapping[str, Tensor], x: Tensor):
         super().__init__()
         self.weights = {id(weight): name for name, weight in weights.items()}
@@ -201,7 +201,7 @@ def _pair(number: Any, axes: int) -> tuple[int, ...]:
 
 def _conv(axes: int) -> Callable[..., None]:
     def record(
-        recorder: Recorder, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+        recorder: TraceRecorder, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
         padding: Any = 0, dilation: Any = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         if any(number != 1 for number in _pair(dilation, axes)):
@@ -218,22 +218,27 @@ def _conv(axes: int) -> Callable[..., None]:
     return record
 
 
-def _linear(recorder: Recorder, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def _linear(recorder: TraceRecorder, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     if x.dim() != 2:
         raise NoLaneKernelError("a linear layer on positions has no lane kernel")
     recorder.add("linear", result, (x,), (weight, bias))
 
 
-def _relu(recorder: Recorder, result: Tensor, x: Tensor, inplace: bool = False) -> None:
+def _relu(recorder: TraceRecorder, result: Tensor, x: Tensor, inplace: bool = False) -> None:
     recorder.add("relu", result, (x,), value=recorder.values[recorder.value(x)])
 
 
-def _relu6(recorder: Recorder, result: Tensor, x: Tensor, inplace: bool = False) -> None:
+def _relu6(recorder: TraceRecorder, result: Tensor, x: Tensor, inplace: bool = False) -> None:
     recorder.add("relu6", result, (x,), value=recorder.values[recorder.value(x)])
 
 
 def _hardtanh(
-    recorder: Recorder, result: Tensor, x: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+    recorder: TraceRecorder,
+    result: Tensor,
+    x: Tensor,
+    min_val: float = -1.0,
+    max_val: float = 1.0,
+    inplace: bool = False,
 ) -> None:
     if (min_val, max_val) != (0.0, 6.0):
         raise NoLaneKernelError("hardtanh has no lane kernel")
@@ -241,7 +246,7 @@ def _hardtanh(
 
 
 def _max_pool(
-    recorder: Recorder, result: Tensor, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+    recorder: TraceRecorder, result: Tensor, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
     dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False,
 ) -> None:  # fmt: skip
     if x.dim() != 4:
@@ -253,7 +258,7 @@ def _max_pool(
 
 
 def _max_pool1d(
-    recorder: Recorder, result: Tensor, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+    recorder: TraceRecorder, result: Tensor, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
     dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False,
 ) -> None:  # fmt: skip
     if x.dim() != 3:
@@ -265,7 +270,7 @@ def _max_pool1d(
 
 
 def _avg_pool(
-    recorder: Recorder, result: Tensor, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+    recorder: TraceRecorder, result: Tensor, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> None:  # fmt: skip
     if x.dim() != 4:
@@ -276,20 +281,22 @@ def _avg_pool(
     recorder.add("avg_pool", result, (x,), arguments=arguments)
 
 
-def _adaptive_avg_pool(recorder: Recorder, result: Tensor, x: Tensor, output_size: Any) -> None:
+def _adaptive_avg_pool(recorder: TraceRecorder, result: Tensor, x: Tensor, output_size: Any) -> None:
     if x.dim() != 4 or tuple(result.shape[2:]) != (1, 1):
         raise NoLaneKernelError("adaptive pooling to more than one number has no lane kernel")
     recorder.add("mean", result, (x,))
 
 
-def _mean(recorder: Recorder, result: Tensor, x: Tensor, dim: Any = None, keepdim: bool = False, **other: Any) -> None:
+def _mean(
+    recorder: TraceRecorder, result: Tensor, x: Tensor, dim: Any = None, keepdim: bool = False, **other: Any
+) -> None:
     axes = {axis % x.dim() for axis in (dim if isinstance(dim, tuple | list) else [0 if dim is None else dim])}
     if dim is None or axes != set(range(2, x.dim())) or other:
         raise NoLaneKernelError("a mean over other axes than the positions has no lane kernel")
     recorder.add("mean", result, (x,))
 
 
-def _flatten(recorder: Recorder, result: Tensor, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> None:
+def _flatten(recorder: TraceRecorder, result: Tensor, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> None:
     if result.shape == x.shape:
         recorder.same(result, x)
     elif result.dim() == 2 and result.shape[0] == x.shape[0] == recorder.batch:
@@ -299,11 +306,11 @@ def _flatten(recorder: Recorder, result: Tensor, x: Tensor, start_dim: int = 0, 
         raise NoLaneKernelError("reshaping activations has no lane kernel")
 
 
-def _reshape(recorder: Recorder, result: Tensor, x: Tensor, *shape: Any, **other: Any) -> None:
+def _reshape(recorder: TraceRecorder, result: Tensor, x: Tensor, *shape: Any, **other: Any) -> None:
     _flatten(recorder, result, x)
 
 
-def _add(recorder: Recorder, result: Tensor, left: Any, right: Any, alpha: float = 1) -> None:
+def _add(recorder: TraceRecorder, result: Tensor, left: Any, right: Any, alpha: float = 1) -> None:
     shapes = [getattr(one, "shape", None) for one in (left, right)]
     if alpha != 1 or shapes[0] is None or shapes[0] != shapes[1]:
         raise NoLaneKernelError("adding tensors of different shapes has no lane kernel")
@@ -313,29 +320,29 @@ def _add(recorder: Recorder, result: Tensor, left: Any, right: Any, alpha: float
     recorder.add("add", result, (left, right), value=values[0])
 
 
-def _divide(recorder: Recorder, result: Tensor, x: Any, by: Any) -> None:
+def _divide(recorder: TraceRecorder, result: Tensor, x: Any, by: Any) -> None:
     if not isinstance(by, int | float):
         raise NoLaneKernelError("dividing tensors has no lane kernel")
     recorder.add("scale", result, (x,), value=recorder.values[recorder.value(x)], rate=float(by))
 
 
-def _same(recorder: Recorder, result: Tensor, x: Tensor, *other: Any, **others: Any) -> None:
+def _same(recorder: TraceRecorder, result: Tensor, x: Tensor, *other: Any, **others: Any) -> None:
     recorder.same(result, x, recorder.values[recorder.value(x)] if result is not x else None)
 
 
 def _dropout(
-    recorder: Recorder, result: Tensor, x: Tensor, p: float = 0.5, training: bool = True, **other: Any
+    recorder: TraceRecorder, result: Tensor, x: Tensor, p: float = 0.5, training: bool = True, **other: Any
 ) -> None:
     if training and p > 0:
         raise NoLaneKernelError("dropout has no lane kernel")
     _same(recorder, result, x)
 
 
-def _scaler(recorder: Recorder, result: Tensor, x: Tensor, layer: Scaler) -> None:
+def _scaler(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: Scaler) -> None:
     recorder.add("scale", result, (x,), value=recorder.values[recorder.value(x)], rate=float(layer.rate))
 
 
-def _batch_norm(recorder: Recorder, result: Tensor, x: Tensor, layer: StaticBatchNorm) -> None:
+def _batch_norm(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: StaticBatchNorm) -> None:
     static, name = layer.track_running_stats and not layer.training and not layer.tracking, None
     if layer.tracking:
         name = recorder.layer_names[id(layer)]
@@ -348,22 +355,22 @@ def _batch_norm(recorder: Recorder, result: Tensor, x: Tensor, layer: StaticBatc
     )  # fmt: skip
 
 
-def _group_norm(recorder: Recorder, result: Tensor, x: Tensor, layer: GroupNorm) -> None:
+def _group_norm(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: GroupNorm) -> None:
     recorder.add(
         "norm", result, (x,), (layer.weight, layer.bias), eps=layer.eps, per_example=True, groups=layer.num_groups
     )
 
 
-def _instance_norm(recorder: Recorder, result: Tensor, x: Tensor, layer: _InstanceNorm) -> None:
+def _instance_norm(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: _InstanceNorm) -> None:
     recorder.add("norm", result, (x,), (layer.weight, layer.bias), eps=layer.eps, per_example=True, groups=x.shape[1])
 
 
-def _parametric_norm(recorder: Recorder, result: Tensor, x: Tensor, layer: ParametricNorm) -> None:
+def _parametric_norm(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: ParametricNorm) -> None:
     weights = (layer.weight, layer.shift, layer.bias)
     recorder.add("parametric", result, (x,), weights, eps=layer.eps, per_example=layer.per_sample)
 
 
-def _mixed_pool(recorder: Recorder, result: Tensor, x: Tensor, layer: MixedPool) -> None:
+def _mixed_pool(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: MixedPool) -> None:
     recorder.add("mixed_pool", result, (x,), (layer.maximum,), window=tuple(layer.window))
 
 
