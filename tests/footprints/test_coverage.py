@@ -1,5 +1,6 @@
 """The coverage mean against a loop over every entry."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import ClientUpdate, Footprint, coverage_mean, find_footprint, leading, rolling
+from fedloom.footprints import ClientUpdate, Footprint, coverage, coverage_mean, find_footprint, leading, rolling
 
 
 @st.composite
@@ -135,3 +136,25 @@ def test_coverage_mean_equal_updates_return_their_value(bits_equal: Callable[...
     value = torch.randn(5)
     updates = [ClientUpdate(everything((5,)), {"w": value}, weight) for weight in (1.0, 1.0, 1.0)]
     assert bits_equal(coverage_mean({"w": torch.zeros(5)}, updates)["w"], value)
+
+
+@pytest.mark.parametrize("near", [1, 7, 50, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_coverage_mean_in_parts_has_bits_of_whole(near: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows at a time, whatever the blocks: nested or not, from the start or not, negative zeros included."""
+    draw = random.Random(seed)
+    shape = (draw.randint(2, 20), draw.randint(2, 30), 3)
+
+    def block() -> tuple[slice, ...]:
+        starts = [draw.choice([0, 0, size // 3]) for size in shape]
+        return tuple(slice(start, draw.randint(start + 1, size)) for start, size in zip(starts, shape, strict=True))
+
+    weights, updates = {"a": torch.randn(shape)}, []
+    for _ in range(draw.randint(1, 5)):
+        covered = draw.choice([block(), tuple(slice(0, size) for size in shape)])
+        tensor = torch.randn([axis.stop - axis.start for axis in covered])
+        tensor[tensor.abs() < 0.3] = -0.0
+        updates.append(ClientUpdate(Footprint({"a": covered}), {"a": tensor}, draw.choice([1.0, 3.0, 0.7])))
+    whole = coverage_mean(weights, updates)["a"]
+    monkeypatch.setattr(coverage, "NEAR", near)
+    assert torch.equal(coverage_mean(weights, updates)["a"].view(torch.int32), whole.view(torch.int32))

@@ -39,6 +39,7 @@ BASE: dict[str, Any] = {
     "tiers": [{"name": "large", "share": 0.5, "width": 1.0}, {"name": "small", "share": 0.5, "width": 0.5}],
     "training": {"optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9}},
     "method": {"name": "heterofl"},
+    "engine": {"kernels": "torch"},  # those of the golden file, also where others are installed
 }
 
 SPEEDS = [

@@ -47,7 +47,7 @@ def test_load_minimal_recipe_has_defaults():
         },
         "engine": {
             "kind": "in_process", "device": "cpu", "devices": (), "precision": "float32", "compile": False,
-            "tf32": False, "deterministic": False,
+            "tf32": False, "deterministic": False, "kernels": "auto",
         },
         "faults": {
             "dropout": 0.0, "outages": (), "quorum": 0.0, "min_coverage": 1, "over_selection": 0.0,

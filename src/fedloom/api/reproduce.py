@@ -252,7 +252,8 @@ def _decide(
     claim: Claim, known: ClaimList, paths: ClaimPaths, context: ReproduceContext, progress: Progress
 ) -> list[Record]:
     """Finish a comparison and write all verdicts that it gives to the ledger. A trial with changes is not written."""
-    planned = start_comparison(claim, paths.recipes, paths.runs, known.seeds, paths.sets, context)
+    recorded = read_ledger(paths.results)["comparisons"].get(claim.recipe)
+    planned = start_comparison(claim, paths.recipes, paths.runs, known.seeds, paths.sets, context, recorded)
     decided = known.decided_with(claim)
     for other in decided:
         check_arms(other, list(planned.experiments))

@@ -130,8 +130,10 @@ def _blocks(recipe: Any, fleet: Any) -> list[Finding]:
         one_by_one, reasons = tier.model.one_by_one_reason(), tier.model.fallback_reasons()
         if one_by_one:
             finding = ("warn", f"trains one device at a time, which is slower: {one_by_one}")
-        elif reasons:
+        elif reasons and not tier.model.is_folded():
             finding = ("ok", f"many devices run at once by vmap, which is slower than folding; {'; '.join(reasons)}")
+        elif reasons:
+            finding = ("ok", f"many devices run as one network, by torch; {'; '.join(reasons)}")
         else:
             finding = ("ok", "many devices run as one network")
         findings.append((f"tier {tier.name}", *finding))

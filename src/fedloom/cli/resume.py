@@ -67,7 +67,7 @@ def verify(
 
     folder = run or find_newest_run()
     verdict = verify(folder, rounds=rounds, **options.arguments("data_dir", "workers"))
-    outcome = "; ".join(verdict.differences) or "the same to the bit"
+    outcome = "; ".join(verdict.differences) or verdict.sameness
     text = f"{verdict.replayed}: {outcome}"
     options.show({"run": str(folder), **verdict.to_dict()}, text)
     if verdict.differences:

@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..models.lanes import lay_out
 from ..tensors import Tensors, combine, per_device
 from .client import Batch, Client
+from .lane_optimizers import in_lanes
 from .plan import group_steps
 
 Objective = Callable[..., Tensor | Tensors]
@@ -47,9 +49,11 @@ def fit(
     ...     return cross_entropy(logits, batch)
     >>> weights = fit(client, inbox["weights"], loss)
     """
-    trained = combine(torch.clone, weights)
+    interleaved = client.model.trains_interleaved()
+    trained = lay_out(weights) if interleaved else combine(torch.clone, weights)
     trainable = trained if only is None else {name: trained[name] for name in only}
-    states = [client.optimizer.start(trainable) for _ in objectives]
+    optimizer = in_lanes(client.optimizer, trainable) if interleaved else client.optimizer
+    states = [optimizer.start(trainable) for _ in objectives]
     scale = _first_scale(client, trained)
     for steps in group_steps(client.plan, batches_per_step):
         batches = [client.batch(step) for step in steps]
@@ -60,8 +64,8 @@ def fit(
             active = steps[0].active
             if scale is not None:
                 active, scale = _skip_overflow(grads, active, scale)
-            client.optimizer.step({name: trainable[name] for name in grads}, grads, state, active)
-    return trained
+            optimizer.step({name: trainable[name] for name in grads}, grads, state, active)
+    return combine(Tensor.contiguous, trained) if interleaved else trained
 
 
 FIRST_SCALE, LARGEST_SCALE, GROWTH = 2.0**12, 2.0**16, 2.0 ** (1 / 200)

@@ -37,6 +37,7 @@ from ..client import (
 )
 from ..fleet import Channel, Device, Engine, Fleet, Reply, Request
 from ..models import Model, StepSeeds
+from ..models.lanes import filled
 from ..placement import Compute, enter, leave, resident
 from ..registry import Registry
 from ..seeds import PLAN, generator, number
@@ -288,6 +289,8 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
                 _warn_if_random(tier, model)
                 if min(size, len(group)) > 1:
                     _warn_if_slow(tier, model)
+            if group[0][0].device.model.trains_interleaved():
+                _compile_kernels(group[0][0].device.model, filled(min(size, len(group))))
             blocks += [_make_block(group[start : start + size]) for start in range(0, len(group), size)]
     return blocks
 
@@ -303,6 +306,15 @@ def _warn_if_slow(tier: str, model: Model) -> None:
     reason = model.one_by_one_reason()
     if reason:
         logger.warning("tier %s trains one device at a time, which is slower: %s", tier, reason)
+
+
+@lru_cache(maxsize=1024)
+def _compile_kernels(model: Model, devices: int) -> None:
+    """Once per model and size of block; here, before workers are forked, or each of them would compile."""
+    block = {name: torch.zeros(devices, *shape) for name, shape in model.shapes().items()}
+    x = torch.stack([model.zero_inputs(2)] * devices)
+    batch = Batch(x, torch.zeros(devices, 2, dtype=torch.int64), StepSeeds((0,) * devices))
+    gradient(dummy_loss(model), block, batch)
 
 
 @lru_cache(maxsize=1024)
@@ -336,11 +348,12 @@ def _make_block(group: list[tuple[BlockMember, Parcel]]) -> Block:
 
 
 def _padded_size(member: BlockMember, devices: int) -> int:
-    """Pad a lone device to a block of two: a block of one selects other kernels and changes the bits."""
+    """Pad a lone device to a block of two: a block of one selects other kernels and changes the bits. Lane kernels have
+    no such difference, but want whole vectors."""
     alone = member.block_size() == 1 or member.device.pooled_from
     if alone or (member.device.is_server and not member.job.task.batch_key):  # nothing could ever share its block
         return devices
-    return max(2, devices)
+    return filled(devices) if member.device.model.trains_interleaved() else max(2, devices)
 
 
 @dataclass(frozen=True)
@@ -410,9 +423,10 @@ def _run_parts(block: Block, parts: Sequence[Sequence[int]], smallest: int) -> B
 
     A part of fewer than `smallest` is filled with its last device: a block of one selects other kernels.
     """
-    results = []
+    results, interleaved = [], block.model.trains_interleaved()
     for part in parts:
-        rows = [*part, *[part[-1]] * (smallest - len(part))]
+        size = max(smallest, filled(len(part)) if interleaved else len(part))
+        rows = [*part, *[part[-1]] * (size - len(part))]
         members = [block.members[row] for row in rows]
         results.append(run_block(Block(members, len(part), _rows(block.inbox, rows), _rows(block.state, rows))))
     order = [row for part in parts for row in part]

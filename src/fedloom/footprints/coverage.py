@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..tensors import Tensors
-from .footprint import Axis, Footprint, block_index, slice_view
+from .footprint import Axis, Footprint, block_index
 
 Participation = Sequence[tuple[Footprint, float]]
 """Footprints, and how many devices have each: a whole number, or the expected one."""
@@ -116,22 +116,81 @@ class _TensorUpdate(NamedTuple):
     weight: float
 
 
+NEAR = 262_144
+"""Entries whose sum is finished before the next ones are begun: 2 MB in float64, which stay in a cache."""
+
+
 def _mean(old: Tensor, updates: list[_TensorUpdate]) -> Tensor:
-    """Tensor by tensor rather than device by device, so that the sum stays in the cache."""
+    """Tensor by tensor rather than device by device, and some rows at a time, so that the sum stays in the cache."""
     first = updates[0]
     starts_full = first.tensor.shape == old.shape and all(isinstance(axis, slice) for axis in first.block)
+    regions = _nested_regions(updates)
+    if regions is None:
+        return _divide_by_entry(old, _sum(old, updates, starts_full), updates)
+    result = torch.empty_like(old) if starts_full else old.clone()
+    rows = max(1, NEAR * len(old) // old.numel()) if old.dim() and old.numel() > NEAR else None
+    if rows is None:
+        _divide(_sum(old, updates, starts_full), regions, result)
+        return result
+    for start in range(0, len(old), rows):
+        stop = min(start + rows, len(old))
+        near = [one for update in updates if (one := _crop(update, start, stop))]
+        if near:
+            total = _sum(old[start:stop], near, starts_full)
+            blocks = ((_crop_block(block, start, stop), mass) for block, mass in regions)
+            _divide(total, [(block, mass) for block, mass in blocks if block], result[start:stop])
+    return result
+
+
+def _sum(old: Tensor, updates: list[_TensorUpdate], starts_full: bool) -> Tensor:
+    """The weighted sum of updates, of which the first covers everything if it `starts_full`."""
+    first = updates[0]
     total = first.tensor.to(torch.float64, copy=True) if starts_full else torch.zeros_like(old, dtype=torch.float64)
     if starts_full and first.weight != 1:
         total *= first.weight
     for block, tensor, weight in updates[1:] if starts_full else updates:
         _add(total, block, tensor, weight)
-    regions = _nested_regions(updates)
-    if regions is None:
-        return _divide_by_entry(old, total, updates)
-    result = torch.empty_like(old) if starts_full else old.clone()
-    for block, mass in regions:  # each inner region overwrites its part of the outer one
-        torch.div(slice_view(total, block), mass, out=slice_view(result, block))
-    return result
+    return total
+
+
+def _divide(total: Tensor, regions: list[tuple[tuple[Axis, ...], float]], result: Tensor) -> None:
+    """Each inner region overwrites its part of the outer one, unless that is easily left out."""
+    for number, (block, mass) in enumerate(regions):
+        outer = _leave_out(block, regions[number + 1][0]) if number + 1 < len(regions) else block
+        torch.div(total[outer], mass, out=result[outer])
+
+
+def _leave_out(outer: tuple[Axis, ...], inner: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The outer block without the inner one, if they differ in the end of a single axis; else the outer one."""
+    different = [axis for axis, (one, other) in enumerate(zip(outer, inner, strict=True)) if one != other]
+    if len(different) != 1:
+        return outer
+    axis = different[0]
+    wide, narrow = outer[axis], inner[axis]
+    assert isinstance(wide, slice)
+    assert isinstance(narrow, slice)
+    rest = slice(narrow.stop, wide.stop)
+    return (*outer[:axis], rest, *outer[axis + 1 :]) if wide.start == narrow.start else outer
+
+
+def _crop(update: _TensorUpdate, start: int, stop: int) -> _TensorUpdate | None:
+    """The part of an update for some rows of the tensor; None if it has none of them."""
+    block = _crop_block(update.block, start, stop)
+    if not block:
+        return None
+    rows, kept = update.block[0], block[0]
+    assert isinstance(rows, slice)
+    assert isinstance(kept, slice)
+    before = start - (rows.start or 0)
+    return _TensorUpdate(block, update.tensor[kept.start + before : kept.stop + before], update.weight)
+
+
+def _crop_block(block: tuple[Axis, ...], start: int, stop: int) -> tuple[Axis, ...]:
+    """A block of slices within some rows, counted from the first of them; empty if it has none of them."""
+    rows = block[0]
+    assert isinstance(rows, slice)
+    first, last = max(rows.start or 0, start), min(rows.stop, stop)
+    return (slice(first - start, last - start), *block[1:]) if first < last else ()
 
 
 def _nested_regions(updates: list[_TensorUpdate]) -> list[tuple[tuple[Axis, ...], float]] | None:
@@ -141,10 +200,14 @@ def _nested_regions(updates: list[_TensorUpdate]) -> list[tuple[tuple[Axis, ...]
     weights per entry are needed.
     """
     weights: dict[tuple[tuple[int, int], ...], float] = {}
+    known: dict[int, tuple[tuple[int, int], ...]] = {}  # devices of a tier share their blocks
     for block, _, weight in updates:
-        if not all(isinstance(axis, slice) for axis in block):
-            return None
-        edges = tuple((axis.start or 0, axis.stop) for axis in block if isinstance(axis, slice))
+        edges = known.get(id(block))
+        if edges is None:
+            edges = tuple((axis.start or 0, axis.stop) for axis in block if isinstance(axis, slice))
+            if len(edges) < len(block):
+                return None
+            known[id(block)] = edges
         weights[edges] = weights.get(edges, 0.0) + weight
     order = sorted(weights, key=lambda edges: -math.prod(stop - start for start, stop in edges))
     is_nested = all(
@@ -171,4 +234,4 @@ def _add(target: Tensor, block: tuple[Axis, ...], tensor: Tensor, weight: float)
     if any(isinstance(covered, Tensor) for covered in block):
         target[block_index(target, block)] += tensor.to(torch.float64) * weight
     else:
-        slice_view(target, block).add_(tensor, alpha=weight)
+        target[block].add_(tensor, alpha=weight)

@@ -6,6 +6,7 @@ from .bottleneck import bottleneck
 from .convnet import convnet
 from .convnet1d import convnet1d
 from .cost import Cost, compute_cost
+from .kernels import KernelSetting, choose_kernels
 from .layers import Scaler
 from .lenet import lenet
 from .lstm import lstm
@@ -41,8 +42,8 @@ MODELS: Registry[Family] = Registry(
 register = MODELS.register
 
 __all__ = [
-    "MODELS", "SPACES", "AxisDeclaration", "Cost", "Family", "InputSpec", "LayoutError", "Model", "ModelShapes",
-    "Outputs", "Scaler", "SearchSpace", "Shapes", "StepSeeds", "build_model", "chain_models", "compute_cost",
-    "concatenated", "exit_names", "gates", "heads", "last_exit", "make_space", "packed", "register",
-    "space_from_models",
+    "MODELS", "SPACES", "AxisDeclaration", "Cost", "Family", "InputSpec", "KernelSetting", "LayoutError", "Model",
+    "ModelShapes", "Outputs", "Scaler", "SearchSpace", "Shapes", "StepSeeds", "build_model", "chain_models",
+    "choose_kernels", "compute_cost", "concatenated", "exit_names", "gates", "heads", "last_exit", "make_space",
+    "packed", "register", "space_from_models",
 ]  # fmt: skip

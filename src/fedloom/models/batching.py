@@ -1,7 +1,9 @@
 """Run a block of K devices through one module: weights [K, ...] and inputs [K, batch, ...] in, [K, batch, ...] out.
 
-There are three batching modes, from fast to slow. All of them give every device what it would compute alone:
+There are four batching modes, from fast to slow. All of them give every device what it would compute alone:
 
+- `interleave_devices`: kernels of our own with the devices in the lanes of vectors, if the model asks for them
+  (`lanes/`).
 - `fold_devices`: one forward pass of one wide network. The devices' channels lie next to each other,
   [batch, K * channels, ...], and the layers of `layers.py` keep them apart (a convolution uses K times the groups).
 - `vmap_devices`: `torch.func.vmap` over the device axis, for modules whose layers cannot be folded.
@@ -19,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..placement import CPU, resident
+from .lanes import NoLaneKernelError, interleave
 from .layers import StaticBatchNorm, fold, support_device_axis, unfold
 from .randomness import (
     CannotDrawError,
@@ -62,12 +65,16 @@ Result = TypeVar("Result")
 
 STATISTICS = ("running_mean", "running_var")
 
-FOLDED, BY_VMAP = "folded", "run by vmap"
+INTERLEAVED, FOLDED, BY_VMAP = "interleaved", "folded", "run by vmap"
 """What a fast mode does to a module, in messages."""
 
 TRIALS_PER_KIND = 16
 """After this many models of a kind gave the same answer, further ones are assumed to give it too. A fleet has fewer
 sizes, but methods that draw a subnet in every step would spend most of their time on trials."""
+
+
+Kernels = Literal["torch", "lanes"]
+"""What computes a model: torch alone, or the lane kernels where they can."""
 
 
 class ModelSpec(Hashable, Protocol):
@@ -77,6 +84,8 @@ class ModelSpec(Hashable, Protocol):
     def build(self) -> Family: ...
     @property
     def settings(self) -> tuple[tuple[str, Any], ...]: ...
+    @property
+    def kernels(self) -> Kernels: ...
     def module(self) -> nn.Module: ...
     def shapes(self) -> Shapes: ...
     def statistics(self) -> Shapes: ...
@@ -96,8 +105,14 @@ class ModelKind:
 def block_forward(model: ModelSpec, devices: int, training: bool, tracking: bool = False) -> BlockForward:
     """The function that runs a model for this many devices; with `tracking` it also returns batch-norm statistics."""
     # the dtype is part of the cache key: a functional module holds its module's constants, which have a precision
-    build = _single_device_forward if devices == 1 else _multi_device_forward
+    alone = devices == 1 and not is_interleaved(model, training, tracking)
+    build = _single_device_forward if alone else _multi_device_forward
     return build(model, training, tracking, torch.get_default_dtype())
+
+
+def is_interleaved(model: ModelSpec, training: bool, tracking: bool = False) -> bool:
+    """True if the lane kernels run the model, for any number of devices."""
+    return model.kernels == "lanes" and batching_mode(model, training, tracking)[0] is interleave_devices
 
 
 @lru_cache(maxsize=256)
@@ -132,14 +147,15 @@ def _functional_module(model: ModelSpec, training: bool, tracking: bool, dtype: 
 @lru_cache(maxsize=256)
 def batching_mode(model: ModelSpec, training: bool, tracking: bool) -> tuple[BatchingMode, tuple[str, ...]]:
     """The fastest correct mode of a model, and why faster ones failed."""
-    known = _known_modes(_kind(model, training, tracking), training, tracking)
+    known = _known_modes(_kind(model, training, tracking), model.kernels, training, tracking)
 
     def run_trial() -> tuple[BatchingMode, tuple[str, ...]]:
         module = FunctionalModule(model.module().double(), training, tracking)
         # a backward pass takes most of a trial: once for a kind of model if its first one is as fast as can be
         gradients = training and (not known or any(reasons for _, reasons in known))
         stochastic = training and is_stochastic(model)
-        return choose_mode(module, all_shapes(model), trial_inputs(model), stochastic, gradients)
+        in_lanes = model.kernels == "lanes"
+        return choose_mode(module, all_shapes(model), trial_inputs(model), stochastic, gradients, in_lanes)
 
     return _infer_or_try(known, run_trial)
 
@@ -210,7 +226,9 @@ def _infer_or_try(known: list[Result], run_trial: Callable[[], Result]) -> Resul
 
 
 @lru_cache(maxsize=256)
-def _known_modes(kind: ModelKind, training: bool, tracking: bool) -> list[tuple[BatchingMode, tuple[str, ...]]]:
+def _known_modes(
+    kind: ModelKind, kernels: Kernels, training: bool, tracking: bool
+) -> list[tuple[BatchingMode, tuple[str, ...]]]:
     """The results of earlier trials: a list that grows."""
     return []
 
@@ -255,6 +273,16 @@ class Fold:
             )
 
         return run
+
+
+def interleave_devices(module: "FunctionalModule") -> BlockForward:
+    """All devices as one network, next to each other in the lanes of vectors."""
+    run_all = interleave(module, module.module)
+
+    def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+        return cast(BlockOutput, run_all(weights, x))
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -352,17 +380,23 @@ def draw_alone_if_needed(forward: BlockForward, one_by_one: BlockForward) -> Blo
 
 
 def choose_mode(
-    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool = False, gradients: bool = False
+    module: "FunctionalModule",
+    shapes: Shapes,
+    inputs: Tensor,
+    stochastic: bool = False,
+    gradients: bool = False,
+    in_lanes: bool = False,
 ) -> tuple[BatchingMode, tuple[str, ...]]:
     """Try the modes from fast to slow and return the first correct one, and why faster ones failed.
 
     `module` is in double precision, where rounding cannot be mistaken for an error. A module with a part that declares
     `foldable = False` (its activations have no channel axis) is not folded, and no reason is given for that. With
     `gradients` those must agree too; if it is `stochastic`, every device must draw what it draws alone, in both passes.
+    The lane kernels are tried only if they are asked for.
     """
     reasons: dict[str, str] = {}
     agree = _agree_on_draws if stochastic else _agree_on_gradients if gradients else _agree
-    for way, mode in _modes_to_try(module, shapes, inputs, stochastic):
+    for way, mode in _modes_to_try(module, shapes, inputs, stochastic, in_lanes):
         with _running_layers(module.module) as running, warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # vmap would loop over the devices
             try:
@@ -377,12 +411,14 @@ def choose_mode(
 
 
 def _modes_to_try(
-    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool
+    module: "FunctionalModule", shapes: Shapes, inputs: Tensor, stochastic: bool, in_lanes: bool
 ) -> Iterator[tuple[str, BatchingMode]]:
     """The modes from fast to slow, each with what it does to a module."""
     drawing = _find_drawing_classes(module, shapes, inputs) if stochastic else frozenset()
     own = frozenset(name for name in drawing if not name.startswith("torch.nn."))
     apart = own - {class_name(layer) for layer in module.module.modules() if not _is_simple(layer)}
+    if in_lanes:
+        yield INTERLEAVED, interleave_devices
     if is_foldable(module.module):
         yield FOLDED, Fold(drawing)
         if apart:
@@ -427,6 +463,8 @@ def _explain(error: Exception, running: Sequence[nn.Module], way: str) -> str:
     layer, text = _label(running), str(error)
     if isinstance(error, CannotDrawError):
         return f"{layer} uses {text}, which cannot be drawn for each device"
+    if isinstance(error, NoLaneKernelError):
+        return f"{layer}: {text}" if running else text
     operation = re.search(r"aten::(\w+)", text)
     if operation:
         return f"{layer} uses {operation[1]}, which torch cannot run for many devices at once"

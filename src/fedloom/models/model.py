@@ -31,6 +31,8 @@ from .axes import Layout, Layouts, ModelShapes, axis_pairs, covered_entries
 from .batching import (
     TRIALS_PER_KIND,
     BlockForward,
+    Fold,
+    Kernels,
     ModelKind,
     all_shapes,
     batching_mode,
@@ -38,6 +40,7 @@ from .batching import (
     compiled_forward,
     find_changed_buffer,
     find_draw_in_evaluation,
+    is_interleaved,
     is_stochastic,
     statistic_slots,
     trial_batch,
@@ -105,6 +108,7 @@ class Model:
         have it last in any case.
     precision : what it computes in. Its weights and outputs stay in torch's default dtype (torch's autocast).
     compiled : whether it is compiled by `torch.compile`.
+    kernels : what computes it: torch alone, or the lane kernels (`lanes/`) where they can. Results differ by rounding.
     """
 
     family: str
@@ -118,6 +122,7 @@ class Model:
     class_axis: int = -1
     precision: Precision = "float32"
     compiled: bool = False
+    kernels: Kernels = "torch"
 
     def __call__(self, weights: Tensors, x: Tensor, step_seeds: StepSeeds | None = None) -> Outputs:
         """Run K devices, with `step_seeds` in training mode.
@@ -442,6 +447,14 @@ class Model:
         """False for families, such as those of text, that declare that their layers cannot be folded."""
         return _inspect(self, structure.is_foldable)
 
+    def trains_interleaved(self) -> bool:
+        """True if the lane kernels train it, whose weights lie in memory with the devices innermost."""
+        return is_interleaved(self, training=True)
+
+    def is_folded(self) -> bool:
+        """True if many devices train as one wide network, by torch."""
+        return isinstance(batching_mode(self, True, False)[0], Fold)
+
     def fallback_reasons(self) -> tuple[str, ...]:
         """Why many devices train in a slower batching mode; empty if they do not."""
         return batching_mode(self, True, False)[1]
@@ -521,7 +534,7 @@ def chain_models(first: Model, second: Model) -> Model:
     second : the model that receives its output.
     """
     family, build = f"{first.family}+{second.family}", _ChainFamily(first, second)
-    model = Model(family, build, (), first.input_shape, second.classes, first.tokens)
+    model = Model(family, build, (), first.input_shape, second.classes, first.tokens, kernels=first.kernels)
     return model.computed(first.precision, first.compiled)
 
 
@@ -571,7 +584,7 @@ def _submodel(model: Model, name: str) -> Model:
     source = model.frozen_from.submodel(name) if model.frozen_from else None
     child = Model(
         family, build, model.settings, inputs.shape, 0, inputs.tokens, source,
-        precision=model.precision, compiled=model.compiled,
+        precision=model.precision, compiled=model.compiled, kernels=model.kernels,
     )  # fmt: skip
     return replace(child, classes=_inspect(child, structure.count_logits, inputs))
 

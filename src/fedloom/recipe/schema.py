@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ..fleet import Assignment, Sampling
 from ..footprints import LowCoverage
+from ..models import KernelSetting
 from ..placement import Precision
 from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
 from .errors import FILE_NAME_RULE
@@ -213,6 +214,10 @@ class EngineConfig(OpenSection):
     deterministic: bool = False
     """Use only deterministic algorithms on an accelerator, so that a run repeats its bits on the same hardware; an
     operation that has none raises. The CPU always repeats them."""
+    kernels: KernelSetting = "auto"
+    """What computes the models: `"torch"`; `"lanes"`: kernels with the devices in the lanes of vectors, which need the
+    extra `fast`; `"auto"`: the latter if they are installed and the model is large enough. Where they have no kernel
+    for a layer, torch computes the model. Results differ by rounding."""
 
 
 class CheckpointConfig(Section):

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from ..files import is_file, is_folder
 from ..fleet import DeviceModel, Fleet, draw_cohort, find_nesting_problem, make_tiers
 from ..footprints import Aggregate, Footprint, RobustAggregator, ServerOptimizer, coverage_mean
 from ..methods import Method, fleet_problem, headline_test
-from ..models import MODELS, Family, Model, build_model
+from ..models import MODELS, Family, KernelSetting, Model, build_model, choose_kernels, lanes
 from ..placement import Compute, resolve_device
 from ..recipe.errors import KeyPath, RecipeError, RecipeIssue
 from ..recipe.load import LoadedRecipe
@@ -104,7 +105,7 @@ def _check_device_tiers(loaded: LoadedRecipe) -> None:
 
 def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSpec) -> list[tuple[str, Model]]:
     """Every tier's model, under the tier's name."""
-    recipe = loaded.recipe
+    recipe, kernels = loaded.recipe, _kernel_setting(loaded)
     models: list[tuple[str, Model]] = []
     for number, tier in enumerate(recipe.tiers):
         family = tier.family or recipe.model.family
@@ -122,6 +123,7 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
             )
             model.check_output_size()
             model.check_buffers()
+            model = replace(model, kernels=choose_kernels(kernels, model))
             if data_spec.task.causal:
                 model.check_causal()
         except Exception as error:
@@ -130,6 +132,21 @@ def build_models(loaded: LoadedRecipe, registries: Registries, data_spec: DataSp
             raise loaded.error(RecipeIssue(("tiers", number), "MODEL_BUILD", message, hint)) from error
         models.append((tier.name, model))
     return models
+
+
+def _kernel_setting(loaded: LoadedRecipe) -> KernelSetting:
+    """The recipe's kernels. Those for lanes compute in full precision on the CPU, so elsewhere torch computes."""
+    engine = loaded.recipe.engine
+    device = resolve_device("auto") if engine.device == "auto" else engine.device
+    is_plain_cpu = device == "cpu" and not engine.devices and engine.precision == "float32" and not engine.compile
+    if engine.kernels == "lanes" and not (lanes.is_available() and is_plain_cpu):
+        code, message = "KERNELS_MISSING", 'engine.kernels = "lanes" needs Numba'
+        hint = 'pip install "fedloom[fast]", or engine.kernels = "torch"'
+        if lanes.is_available():
+            code, message = "KERNELS_DEVICE", 'engine.kernels = "lanes" computes in float32 on the CPU, not compiled'
+            hint = 'engine.kernels = "torch", or "auto"'
+        raise loaded.error(RecipeIssue(("engine", "kernels"), code, message, hint, value="lanes"))
+    return engine.kernels if is_plain_cpu else "torch"
 
 
 _SUITED = {

@@ -76,8 +76,10 @@ def load_recipe_of(folder: Path, registries: Registries, document: Mapping[str, 
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
     warn_of_changed_files(folder, manifest, registries)
     with_hint = explain_missing_names(folder, manifest, registries)
+    # runs of older releases had torch's kernels, and no setting for it
+    changes = [] if "kernels" in manifest or document is not None or not manifest else ['engine.kernels="torch"']
     try:
-        return load(folder / "recipe.toml" if document is None else document, registries)
+        return load(folder / "recipe.toml" if document is None else document, registries, changes)
     except RecipeError as error:
         if with_hint and any(issue.code == "RECIPE_NAME" for issue in error.issues):
             own = {name for names in manifest.get("own_names", {}).values() for name in names}

@@ -13,6 +13,7 @@ from ..data import IGNORED
 from ..engines import InProcess, Refusal
 from ..evaluation import Row
 from ..evaluation.metrics import MetricInfo, unigram_perplexity
+from ..fleet import Fleet
 from ..fleet.tiers import tier_regions
 from ..models import compute_cost
 from ..placement import hardware_name
@@ -257,6 +258,11 @@ def hash_frozen_weights(experiment: Experiment) -> dict[str, dict[str, str]]:
     return {"frozen": hashes} if any(hashes.values()) else {}
 
 
+def find_kernels(fleet: Fleet) -> dict[str, str]:
+    """What trains each tier's model: "lanes" or "torch"."""
+    return {tier.name: "lanes" if tier.model.trains_interleaved() else "torch" for tier in fleet.active_tiers}
+
+
 def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
     return {
         "seed": experiment.loaded.recipe.seed,
@@ -265,6 +271,7 @@ def build_manifest(experiment: Experiment) -> Mapping[str, Any]:
         "partition": experiment.partition.fingerprint(),
         **hash_frozen_weights(experiment),
         "compute": describe_compute(experiment.simulator),
+        "kernels": find_kernels(experiment.fleet),
         "test_examples": len(experiment.dataset.test),
         **({"data_deviation": experiment.dataset.deviation} if experiment.dataset.deviation else {}),
         **describe_metrics(experiment),

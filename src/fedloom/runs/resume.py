@@ -1,9 +1,10 @@
 """Resume an interrupted run, or replay the last rounds of a finished one and compare the results."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from .experiment import Experiment
 from .folder import read_manifest, read_rows
 from .loop import rounds, single_thread
 from .own_names import load_recipe_of
-from .recorder import collect_inputs, compute_fingerprints, restore_experiment
+from .recorder import collect_inputs, compute_fingerprints, find_kernels, restore_experiment
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ def check_unchanged(
     folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, any_rounds: bool = False
 ) -> None:
     recipe = {**before["recipe"], **({"rounds": now["recipe"]["rounds"]} if any_rounds else {})}
+    recipe["engine"] = {"kernels": "torch", **recipe.get("engine", {})}  # what runs of older releases had
     if recipe != now["recipe"]:
         changed = "; ".join(list_changes(recipe, now["recipe"]))
         hint = "undo the change, or start another run"
@@ -160,18 +162,26 @@ class Verdict(Result):
     differences : what is not the same to the bit, or within the tolerance; empty: nothing.
     tolerance : how far the weights may be apart, relative to their norm, where bits cannot be expected: on an
         accelerator without `engine.deterministic`, or on other hardware; 0: not at all.
+    kernels : which tiers now have other kernels than in the run, so that rows are compared but for rounding; empty: the
+        same.
     """
 
     since: int
     rounds: int
     differences: tuple[str, ...]
     tolerance: float = 0.0
+    kernels: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        alike = f"the same within {self.tolerance:g} of the norm" if self.tolerance else "the same to the bit"
-        same = "not the same" if self.differences else alike
-        return f"{self.replayed}: {same}"
+        return f"{self.replayed}: {'not the same' if self.differences else self.sameness}"
+
+    @property
+    def sameness(self) -> str:
+        """How far the replay is the same where it does not differ."""
+        if self.kernels:
+            return f"the same but for rounding, since other kernels ran ({', '.join(self.kernels)})"
+        return f"the same within {self.tolerance:g} of the norm" if self.tolerance else "the same to the bit"
 
     @property
     def replayed(self) -> str:
@@ -182,8 +192,9 @@ class Verdict(Result):
         return [{"difference": difference} for difference in self.differences]
 
     def content(self) -> dict[str, Any]:
-        differences = list(self.differences)
-        return {"since": self.since, "rounds": self.rounds, "differences": differences, "tolerance": self.tolerance}
+        found = {"since": self.since, "rounds": self.rounds, "differences": list(self.differences)}
+        found |= {"tolerance": self.tolerance}
+        return {**found, **({"kernels": list(self.kernels)} if self.kernels else {})}
 
 
 def verify(folder: Path, registries: Registries, data: Path, back: int, workers: int) -> Verdict:
@@ -210,13 +221,17 @@ def verify(folder: Path, registries: Registries, data: Path, back: int, workers:
             server = result.server
             logger.info("round %d replayed", result.number)
         fingerprints = compute_fingerprints(experiment, server)
+    written = [row for row in read_rows(folder) if row.round > checkpoint.number]
+    kernels = _changed_kernels(manifest, experiment)
+    if kernels:
+        wrong = _compare_rounded(written, replayed)
+        return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong), kernels=kernels)
     tolerance = _tolerance(experiment.simulator.compute, manifest.get("compute", {}))
     if tolerance:
         apart = relative_distance(server, store.read(last).server)
         far = () if apart <= tolerance else (f"weights: {apart:.3g} of their norm apart",)
         return Verdict(checkpoint.number, last - checkpoint.number, far, tolerance)
     wrong = [f"{name}: {manifest[name]} then, {now} now" for name, now in fingerprints.items() if manifest[name] != now]
-    written = [row for row in read_rows(folder) if row.round > checkpoint.number]
     if [repr(row) for row in written] != [repr(row) for row in replayed]:
         wrong.append(f"{sum(a != b for a, b in zip(written, replayed, strict=False))} of {len(written)} rows")
     return Verdict(checkpoint.number, last - checkpoint.number, tuple(wrong))
@@ -230,6 +245,32 @@ def _tolerance(compute: Compute, before: Mapping[str, Any]) -> float:
     """0 where a replay must repeat the run's bits: on the CPU, and on the same accelerator if it is deterministic."""
     same_hardware = before.get("hardware") in (None, hardware_name(compute.torch_device))
     return 0.0 if compute.is_cpu or (compute.deterministic and same_hardware) else WITHOUT_BITS
+
+
+ROUNDING = 0.05
+"""By how much of its size, and at least by how much, a figure may differ where other kernels ran: training magnifies
+rounding, and a few examples change sides."""
+
+
+def _changed_kernels(manifest: Mapping[str, Any], experiment: Experiment) -> tuple[str, ...]:
+    """The tiers whose kernels are not those of the run."""
+    now = find_kernels(experiment.fleet)
+    then = manifest.get("kernels", dict.fromkeys(now, "torch"))
+    return tuple(f"{tier}: {then.get(tier)} then, {kind} now" for tier, kind in now.items() if then.get(tier) != kind)
+
+
+def _compare_rounded(written: list[Row], replayed: list[Row]) -> list[str]:
+    """What differs by more than rounding; figures that cannot differ by rounding must be equal."""
+    if [replace(row, value=0.0) for row in written] != [replace(row, value=0.0) for row in replayed]:
+        return [f"{len(written)} rows then, {len(replayed)} others now"]
+    far = [
+        (before, after)
+        for before, after in zip(written, replayed, strict=True)
+        if not math.isclose(before.value, after.value, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        and not (math.isnan(before.value) and math.isnan(after.value))
+    ]
+    names = sorted({before.metric for before, _ in far})
+    return [f"{len(far)} of {len(written)} rows by more than {ROUNDING:.0%}: {', '.join(names)}"] if far else []
 
 
 def require_finished(folder: Path) -> None:

@@ -37,7 +37,7 @@ from .compare import Comparison, is_comparison, plan_comparison, reopen_comparis
 from .published import Claim, PublishedNumber, PublishedRow, measure_number
 
 WALL_FILE = "wall.json"
-FINGERPRINT_KEYS = ("sha256", "devices_sha256", "partition", "started", "seconds")
+FINGERPRINT_KEYS = ("sha256", "devices_sha256", "partition", "kernels", "started", "seconds")
 VERSION_KEYS = ("fedloom", "python", "torch", "numpy", "machine", "threads")
 
 
@@ -121,11 +121,21 @@ def row_numbers(
 
 
 def start_comparison(
-    claim: Claim, recipes: Path, home: Path, seeds: int, sets: Sequence[str], context: ReproduceContext
+    claim: Claim,
+    recipes: Path,
+    home: Path,
+    seeds: int,
+    sets: Sequence[str],
+    context: ReproduceContext,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Start the comparison that decides a claim, or resume it."""
+    """Start the comparison that decides a claim, or resume it.
+
+    `recorded`: what the ledger has of an earlier one, whose kernels are used again, so that its sha256 can be compared.
+    """
     folder = row_folder(home, Path(claim.recipe).stem, sets)
-    loaded = load(recipes / claim.recipe, context.registries, sets)
+    kernels = [] if recorded is None else [f'engine.kernels="{recorded_kernels(recorded)}"']
+    loaded = load(recipes / claim.recipe, context.registries, [*kernels, *sets])
     planned = plan_comparison(loaded, context.registries, seeds, (), folder, context.data, context.workers)
     if not is_comparison(folder):
         return planned
@@ -134,6 +144,12 @@ def start_comparison(
     arms = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
     check_same_recipe(folder, before, {"arms": arms, "seeds": planned.seeds})
     return reopen_comparison(folder, context.registries, context.data, context.workers)
+
+
+def recorded_kernels(recorded: Mapping[str, Any]) -> str:
+    """The kernels that a comparison of the ledger ran with: torch's, unless a run of it says otherwise."""
+    runs = (run for seeds in recorded["arms"].values() for run in seeds.values())
+    return "lanes" if any("lanes" in run.get("kernels", {}).values() for run in runs) else "torch"
 
 
 def is_finished(planned: Comparison) -> bool:

@@ -1,0 +1,433 @@
+"""Vectors of numbers as values in Numba: explicit LLVM vectors, so that speed does not depend on auto-vectorization.
+
+Addresses are integers and offsets count bytes. Shapes are literal arguments or part of a type, so kernels built of
+these functions can be cached on disk. Masks leave out lanes beyond the end of a row, whatever its length.
+"""
+
+import logging
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import config, njit, types
+from numba.core import cgutils, event
+from numba.extending import intrinsic, models, register_model
+
+logger = logging.getLogger(__name__)
+literal_intrinsic = intrinsic(prefer_literal=True)
+INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
+
+REVISION = zlib.crc32(Path(__file__).read_bytes()) & 0x7FFFFFFF
+"""Part of every kernel's key in the cache on disk, which knows only the kernel's own file."""
+
+
+class Vector(types.Type):
+    """A vector of `lanes` numbers of `bits` bits."""
+
+    def __init__(self, lanes: int, bits: int):
+        self.lanes, self.bits = lanes, bits
+        super().__init__(name=f"Vector({lanes}, {bits})")
+
+
+class Mask(types.Type):
+    """Which of `lanes` numbers are there."""
+
+    def __init__(self, lanes: int):
+        self.lanes = lanes
+        super().__init__(name=f"Mask({lanes})")
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector):
+        super().__init__(manager, kind, _vector(kind.lanes, kind.bits))
+
+
+@register_model(Mask)
+class MaskModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Mask):
+        super().__init__(manager, kind, ir.VectorType(BIT, kind.lanes))
+
+
+def vector_bytes() -> int:
+    """The bytes of this processor's vectors: 64 with AVX-512, else 32."""
+    if config.CPU_FEATURES is not None:
+        features = config.CPU_FEATURES
+    elif config.CPU_NAME not in (None, "host"):
+        features = ""
+    else:
+        features = "+avx512f" if llvm.get_host_cpu_features().get("avx512f") else ""
+    return 64 if "+avx512f" in features else 32
+
+
+class _Announcer(event.Listener):
+    """Says that kernels are compiled, which takes seconds; not if they come from the cache on disk."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith(__package__):
+            _announce()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@lru_cache
+def _announce() -> None:
+    """Once per process."""
+    logger.info("compiling kernels for this processor; it takes some seconds, and only the first time")
+
+
+event.register("numba:compile", _Announcer())
+
+
+def kernel(function: Any) -> Any:
+    """Compile a function on its first call; from the cache on disk if there is a folder that can be written."""
+    try:
+        return njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")(function)
+    except RuntimeError:  # no folder for the cache
+        return njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+
+
+def _scalar(bits: int) -> Any:
+    return ir.FloatType() if bits == 32 else ir.DoubleType()
+
+
+def _vector(lanes: int, bits: int) -> Any:
+    return ir.VectorType(_scalar(bits), lanes)
+
+
+def _constant(lanes: int, bits: int, number: float) -> Any:
+    return ir.Constant(_vector(lanes, bits), [ir.Constant(_scalar(bits), number)] * lanes)
+
+
+def _int(number: int) -> Any:
+    return ir.Constant(INT64, number)
+
+
+def _load(builder: Any, address: Any, mask: Any, lanes: int, bits: int) -> Any:
+    kind = _vector(lanes, bits)
+    signature = ir.FunctionType(kind, [kind.as_pointer(), INT32, ir.VectorType(BIT, lanes), kind])
+    name = f"llvm.masked.load.v{lanes}f{bits}.p0v{lanes}f{bits}"
+    function = cgutils.get_or_insert_function(builder.module, signature, name)
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    return builder.call(function, [pointer, ir.Constant(INT32, bits // 8), mask, _constant(lanes, bits, 0.0)])
+
+
+def _store(builder: Any, value: Any, address: Any, mask: Any, lanes: int, bits: int) -> None:
+    kind = _vector(lanes, bits)
+    signature = ir.FunctionType(ir.VoidType(), [kind, kind.as_pointer(), INT32, ir.VectorType(BIT, lanes)])
+    name = f"llvm.masked.store.v{lanes}f{bits}.p0v{lanes}f{bits}"
+    function = cgutils.get_or_insert_function(builder.module, signature, name)
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    builder.call(function, [value, pointer, ir.Constant(INT32, bits // 8), mask])
+
+
+def _fused(builder: Any, lanes: int, bits: int) -> Any:
+    kind = _vector(lanes, bits)
+    return cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.v{lanes}f{bits}"
+    )
+
+
+def _mask(builder: Any, lanes: int, left: Any) -> Any:
+    """Lanes with a number below `left`."""
+    numbers = ir.VectorType(INT64, lanes)
+    first = builder.insert_element(ir.Constant(numbers, ir.Undefined), left, ir.Constant(INT32, 0))
+    zeros = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
+    limit = builder.shuffle_vector(first, ir.Constant(numbers, ir.Undefined), zeros)
+    return builder.icmp_signed("<", ir.Constant(numbers, list(range(lanes))), limit)
+
+
+@literal_intrinsic
+def zeros(context: Any, lanes: Any, bits: Any, count: Any) -> Any:
+    kind = Vector(lanes.literal_value, bits.literal_value)
+    result = types.UniTuple(kind, count.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return target.make_tuple(builder, result, [_constant(kind.lanes, kind.bits, 0.0)] * result.count)
+
+    return result(lanes, bits, count), generate
+
+
+@literal_intrinsic
+def pointers(context: Any, count: Any, base: Any, stride: Any, first: Any, last: Any) -> Any:
+    """base + n * stride for n from first on; those beyond last repeat it."""
+    result = types.UniTuple(types.int64, count.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, base, stride, first, last = arguments
+        found = []
+        for n in range(result.count):
+            index = builder.add(first, _int(n))
+            index = builder.select(builder.icmp_signed("<", index, last), index, last)
+            found.append(builder.add(base, builder.mul(index, stride)))
+        return target.make_tuple(builder, result, found)
+
+    return result(count, types.int64, types.int64, types.int64, types.int64), generate
+
+
+@literal_intrinsic
+def masks(context: Any, lanes: Any, count: Any, left: Any, revision: Any) -> Any:
+    """The masks of successive vectors, when `left` numbers are left."""
+    result = types.UniTuple(Mask(lanes.literal_value), count.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        size = lanes.literal_value
+        found = [_mask(builder, size, builder.sub(arguments[2], _int(n * size))) for n in range(result.count)]
+        return target.make_tuple(builder, result, found)
+
+    return result(lanes, count, types.int64, revision), generate
+
+
+@literal_intrinsic
+def load_columns(context: Any, bits: Any, rows: Any, columns: Any, mask: Any) -> Any:
+    """A tile all of whose rows are the vectors at `columns`."""
+    kind = Vector(mask.dtype.lanes, bits.literal_value)
+    result = types.UniTuple(kind, rows.literal_value * columns.count)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, valid = (cgutils.unpack_tuple(builder, arguments[n]) for n in (2, 3))
+        found = [_load(builder, p, m, kind.lanes, kind.bits) for p, m in zip(at, valid, strict=True)]
+        return target.make_tuple(builder, result, found * rows.literal_value)
+
+    return result(bits, rows, columns, mask), generate
+
+
+@literal_intrinsic
+def load_tile(context: Any, bits: Any, rows: Any, columns: Any, mask: Any) -> Any:
+    """The vectors at row + column."""
+    kind = Vector(mask.dtype.lanes, bits.literal_value)
+    result = types.UniTuple(kind, rows.count * columns.count)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, off, valid = (cgutils.unpack_tuple(builder, arguments[n]) for n in (1, 2, 3))
+        found = [
+            _load(builder, builder.add(p, q), m, kind.lanes, kind.bits)
+            for p in at
+            for q, m in zip(off, valid, strict=True)
+        ]
+        return target.make_tuple(builder, result, found)
+
+    return result(bits, rows, columns, mask), generate
+
+
+@literal_intrinsic
+def store_tile(context: Any, tile: Any, rows: Any, columns: Any, mask: Any) -> Any:
+    """Store a tile at row + column."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, at, off, valid = (cgutils.unpack_tuple(builder, argument) for argument in arguments)
+        kind, number = tile.dtype, 0
+        for p in at:
+            for q, m in zip(off, valid, strict=True):
+                _store(builder, values[number], builder.add(p, q), m, kind.lanes, kind.bits)
+                number += 1
+        return target.get_dummy_value()
+
+    return types.void(tile, rows, columns, mask), generate
+
+
+@literal_intrinsic
+def multiply_add(context: Any, tile: Any, rows: Any, columns: Any, mask: Any, a: Any, b: Any, width: Any) -> Any:
+    """tile[r, c] += row[r] * column[c]. A row is `width` numbers at row + a, repeated to fill the lanes; a column is a
+    vector at column + b."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, at, off, valid = (cgutils.unpack_tuple(builder, argument) for argument in arguments[:4])
+        kind, size = tile.dtype, width.literal_value
+        short = _vector(size, kind.bits)
+        pattern = ir.Constant(ir.VectorType(INT32, kind.lanes), [n % size for n in range(kind.lanes)])
+        left = []
+        for p in at:
+            one = builder.load(builder.inttoptr(builder.add(p, arguments[4]), short.as_pointer()))
+            one.align = kind.bits // 8
+            full = size == kind.lanes
+            left.append(one if full else builder.shuffle_vector(one, ir.Constant(short, ir.Undefined), pattern))
+        right = [
+            _load(builder, builder.add(q, arguments[5]), m, kind.lanes, kind.bits)
+            for q, m in zip(off, valid, strict=True)
+        ]
+        function, found = _fused(builder, kind.lanes, kind.bits), []
+        for r, row in enumerate(left):
+            for c, column in enumerate(right):
+                found.append(builder.call(function, [row, column, values[r * len(right) + c]]))
+        return target.make_tuple(builder, tile, found)
+
+    return tile(tile, rows, columns, mask, types.int64, types.int64, width), generate
+
+
+@literal_intrinsic
+def mask_of(context: Any, lanes: Any, left: Any, revision: Any) -> Any:
+    """The mask of a vector when `left` numbers are left."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _mask(builder, lanes.literal_value, arguments[1])
+
+    return Mask(lanes.literal_value)(lanes, types.int64, revision), generate
+
+
+@literal_intrinsic
+def load(context: Any, bits: Any, address: Any, mask: Any) -> Any:
+    kind = Vector(mask.lanes, bits.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _load(builder, arguments[1], arguments[2], kind.lanes, kind.bits)
+
+    return kind(bits, types.int64, mask), generate
+
+
+@literal_intrinsic
+def store(context: Any, value: Any, address: Any, mask: Any) -> Any:
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _store(builder, arguments[0], arguments[1], arguments[2], value.lanes, value.bits)
+        return target.get_dummy_value()
+
+    return types.void(value, types.int64, mask), generate
+
+
+@literal_intrinsic
+def splat(context: Any, lanes: Any, bits: Any, number: Any) -> Any:
+    """A vector of one number."""
+    kind = Vector(lanes.literal_value, bits.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[2]
+        if kind.bits == 32:
+            value = builder.fptrunc(value, ir.FloatType())
+        whole = _vector(kind.lanes, kind.bits)
+        first = builder.insert_element(ir.Constant(whole, ir.Undefined), value, ir.Constant(INT32, 0))
+        pattern = ir.Constant(ir.VectorType(INT32, kind.lanes), [0] * kind.lanes)
+        return builder.shuffle_vector(first, ir.Constant(whole, ir.Undefined), pattern)
+
+    return kind(lanes, bits, types.float64), generate
+
+
+@literal_intrinsic
+def add(context: Any, left: Any, right: Any) -> Any:
+    return left(left, right), lambda target, builder, signature, a: builder.fadd(a[0], a[1])
+
+
+@literal_intrinsic
+def sub(context: Any, left: Any, right: Any) -> Any:
+    return left(left, right), lambda target, builder, signature, a: builder.fsub(a[0], a[1])
+
+
+@literal_intrinsic
+def mul(context: Any, left: Any, right: Any) -> Any:
+    return left(left, right), lambda target, builder, signature, a: builder.fmul(a[0], a[1])
+
+
+@literal_intrinsic
+def div(context: Any, left: Any, right: Any) -> Any:
+    return left(left, right), lambda target, builder, signature, a: builder.fdiv(a[0], a[1])
+
+
+@literal_intrinsic
+def fma(context: Any, left: Any, right: Any, plus: Any) -> Any:
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.call(_fused(builder, left.lanes, left.bits), arguments)
+
+    return left(left, right, plus), generate
+
+
+@literal_intrinsic
+def sqrt(context: Any, value: Any) -> Any:
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = _vector(value.lanes, value.bits)
+        name = f"llvm.sqrt.v{value.lanes}f{value.bits}"
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name), arguments
+        )
+
+    return value(value), generate
+
+
+@literal_intrinsic
+def where_above(context: Any, left: Any, right: Any, value: Any, other: Any) -> Any:
+    """value where left > right or one of them is NaN, else other."""
+
+    def generate(target: Any, builder: Any, signature: Any, a: Any) -> Any:
+        return builder.select(builder.fcmp_unordered(">", a[0], a[1]), a[2], a[3])
+
+    return value(left, right, value, other), generate
+
+
+@literal_intrinsic
+def largest(context: Any, left: Any, right: Any) -> Any:
+    """The larger of two; NaN if one of them is NaN."""
+
+    def generate(target: Any, builder: Any, signature: Any, a: Any) -> Any:
+        found = builder.select(builder.fcmp_ordered(">", a[0], a[1]), a[0], a[1])
+        return builder.select(builder.fcmp_unordered("uno", a[0], a[0]), a[0], found)
+
+    return left(left, right), generate
+
+
+@literal_intrinsic
+def where_equal(context: Any, left: Any, right: Any, value: Any, other: Any) -> Any:
+    """value where left == right, else other."""
+
+    def generate(target: Any, builder: Any, signature: Any, a: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("==", a[0], a[1]), a[2], a[3])
+
+    return value(left, right, value, other), generate
+
+
+@literal_intrinsic
+def multiply_each(context: Any, tile: Any, left: Any, right: Any, mask: Any, a: Any, b: Any) -> Any:
+    """tile[n] += vector at left[n] + a times vector at right[n] + b."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, first, second, valid = (cgutils.unpack_tuple(builder, argument) for argument in arguments[:4])
+        kind, found = tile.dtype, []
+        for value, p, q, m in zip(values, first, second, valid, strict=True):
+            x = _load(builder, builder.add(p, arguments[4]), m, kind.lanes, kind.bits)
+            y = _load(builder, builder.add(q, arguments[5]), m, kind.lanes, kind.bits)
+            found.append(builder.call(_fused(builder, kind.lanes, kind.bits), [x, y, value]))
+        return target.make_tuple(builder, tile, found)
+
+    return tile(tile, left, right, mask, types.int64, types.int64), generate
+
+
+@literal_intrinsic
+def repeat(context: Any, count: Any, value: Any) -> Any:
+    """The same value so many times."""
+    result = types.UniTuple(value, count.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return target.make_tuple(builder, result, [arguments[1]] * result.count)
+
+    return result(count, value), generate
+
+
+@literal_intrinsic
+def store_each(context: Any, tile: Any, at: Any, mask: Any, offset: Any) -> Any:
+    """Store each vector of a tile at its own address + offset."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, addresses, valid = (cgutils.unpack_tuple(builder, argument) for argument in arguments[:3])
+        for value, p, m in zip(values, addresses, valid, strict=True):
+            _store(builder, value, builder.add(p, arguments[3]), m, tile.dtype.lanes, tile.dtype.bits)
+        return target.get_dummy_value()
+
+    return types.void(tile, at, mask, types.int64), generate
+
+
+@literal_intrinsic
+def load_each(context: Any, bits: Any, at: Any, mask: Any, offset: Any) -> Any:
+    """The vectors at each address + offset."""
+    kind = Vector(mask.dtype.lanes, bits.literal_value)
+    result = types.UniTuple(kind, at.count)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        addresses, valid = (cgutils.unpack_tuple(builder, arguments[n]) for n in (1, 2))
+        found = [
+            _load(builder, builder.add(p, arguments[3]), m, kind.lanes, kind.bits)
+            for p, m in zip(addresses, valid, strict=True)
+        ]
+        return target.make_tuple(builder, result, found)
+
+    return result(bits, at, mask, types.int64), generate
