@@ -54,7 +54,9 @@ class SearchChoices:
     values: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.values))
+        return ",".join(
+            str(value.get("kind", value)) if isinstance(value, dict) else str(value) for value in self.values
+        )
 
 
 class FrozenDict(dict[str, Any]):

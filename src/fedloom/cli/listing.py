@@ -70,7 +70,7 @@ def _show_runs(options: Options, home: Path) -> None:
 
     records = [
         {"name": str(folder), "status": manifest["status"], "started": manifest["started"],
-         "kind": "comparison" if "arms" in manifest else "run"}
+         "kind": manifest.get("kind", "comparison" if "arms" in manifest else "run")}
         for folder, manifest in list_runs(home).items()
     ]  # fmt: skip
     lines = [(record["name"], f"{record['kind']}, {record['status']}, {record['started']}") for record in records]

@@ -118,11 +118,27 @@ class Comparison:
 
     def rounds(self) -> Iterator[tuple[str, RoundResult]]:
         """Run what is unfinished, as many runs side by side as memory allows; yields (name, round)."""
-        self._write_manifest(status="running")
-        self.write_description()
+        self.open()
         with single_thread(), closing(self.lockstep.pool):
             yield from run_side_by_side(self.lockstep, map(self._pending, self.unfinished_runs().items()))
         self._write_manifest(status="failed" if self.unfinished_runs() else "finished")
+
+    def open(self) -> None:
+        """Write what is needed to go on from its folder, before anything runs."""
+        self._write_manifest(status="running")
+        self.write_description()
+
+    def with_recipes(self, recipes: Mapping[str, LoadedRecipe], registries: Registries, data: Path) -> "Comparison":
+        """The same comparison with other settings in its arms, such as those that a search has chosen."""
+        first, loaded = next(iter(self.experiments.values()))[0], next(iter(recipes.values()))
+        same_data = loaded.recipe.data == first.loaded.recipe.data
+        experiment = assemble(loaded, registries, data, first.dataset if same_data else None)
+        workers = self.lockstep.pool.workers
+        planned = _plan(recipes, experiment, registries, self.seeds, self.home, data, workers)
+        return replace(
+            planned, settings=self.settings, candidates=self.candidates, command=self.command, track=self.track,
+            left_out=self.left_out, test=self.test,
+        )  # fmt: skip
 
     def _log_failure(self, name: str, steps: Iterator[RoundResult]) -> Iterator[RoundResult]:
         """Let the other runs continue if this one fails."""
@@ -320,10 +336,10 @@ def _plan(
     return Comparison(home, experiments, first.fleet, lockstep, loaded.recipe.compare, candidates)
 
 
-def check_direction(experiment: Experiment) -> None:
-    """Raise if the metric that would be compared does not say whether higher is better."""
+def check_direction(experiment: Experiment, name: str | None = None) -> None:
+    """Raise if the metric that would be compared, or the one named, does not say whether higher is better."""
     loaded = experiment.loaded
-    metric = metric_of((), experiment.evaluator.declared_metrics, loaded.recipe.compare.metric)
+    metric = metric_of((), experiment.evaluator.declared_metrics, name or loaded.recipe.compare.metric)
     if not metric.is_directed:
         error = UndeclaredDirection(metric.name)
         raise loaded.error(RecipeIssue(("evaluation", "metrics"), "METRIC_DIRECTION", str(error), error.hint))
