@@ -41,7 +41,7 @@ from ..recipe.load import LoadedRecipe, load
 from ..recipe.paths import choose_output_folder, resolve_data_folder
 from ..recipe.registries import KINDS, Registries
 from ..registry import Layered, suggest
-from ..reporting.paired_stats import mean_and_std
+from ..reporting.paired_stats import Difference, mean_and_std
 from ..reporting.report_data import ReportError
 from ..reporting.search import SEARCH_FOLDER, read_searches, search_sentence
 from ..reporting.tables import FILES, ComparisonResult
@@ -348,6 +348,8 @@ class CompareResult(Result):
             "targets": [target.record() for target in self.result.reached],
             "claims": [claim.record() for claim in self.result.claims],
             "overall": [difference.record() for difference in self.result.overall],
+            "pairs": [_pair_record(pair) for pair in self.result.pairs],
+            "devices": [one.record() for one in self.result.devices],
             "left_out": self.result.left_out,
             "failed": list(self.failed),
             "searches": [{key: one[key] for key in SEARCH_SUMMARY} for one in read_searches(self.folder)],
@@ -366,6 +368,11 @@ class CompareResult(Result):
             raise KeyError(f"there is no arm {arm!r}; {suggest(arm, known)}")
         folders.sort(key=lambda folder: int(folder.name.removeprefix("seed-")))
         return [Run(folder, self.registries, self.data) for folder in folders]
+
+
+def _pair_record(pair: Difference) -> Record:
+    """A difference at one tier, and the sentence that says whether it may be claimed."""
+    return {"tier": pair.tier, **pair.record(), "may_be_claimed": pair.beyond_noise, "sentence": str(pair)}
 
 
 def _flat(record: Mapping[str, Any]) -> Record:

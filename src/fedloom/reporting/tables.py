@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..wording import format_amount, format_bytes
+from .device_outcomes import DeviceOutcomes
 from .paired_stats import (
     ACCURACY,
     GLOBAL_TEST,
@@ -67,6 +68,8 @@ class ComparisonResult:
     metric: ComparedMetric = ACCURACY
     test: str = "global"  # that the verdict is about
     left_out: dict[str, str] = field(default_factory=dict)  # methods that do not fit, and why
+    pairs: list[Difference] = field(default_factory=list)  # the first arm against every other, at every tier
+    devices: list[DeviceOutcomes] = field(default_factory=list)  # what arms mean for single devices
 
 
 def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:
