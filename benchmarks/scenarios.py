@@ -204,10 +204,10 @@ def two_label_sizes() -> list[int]:
 
 @contextmanager
 def tuning(trials: int, rounds: int, halving: int, workers: int) -> Iterator[Sides]:
-    """Search the learning rate of three tiers of the CNN, against as many runs one after the other, in one process."""
+    """Search the learning rate of three tiers of the CNN, against runs one after the other: a quarter of the trials."""
     recipe = {
         "rounds": rounds,
-        "data": {"dataset": "fashion-mini", "devices": 20, "max_examples": 40, "validation": 200},
+        "data": {"dataset": "fashion-mini", "devices": 20, "validation": 200},
         "model": {"family": "convnet", "hidden": [16, 32, 64]},
         "tiers": [
             {"name": "large", "share": 0.3}, {"name": "medium", "share": 0.3, "width": 0.5},
@@ -228,12 +228,12 @@ def tuning(trials: int, rounds: int, halving: int, workers: int) -> Iterator[Sid
     def one_after_the_other() -> None:
         with TemporaryDirectory() as home:
             keep_freed_memory()
-            for number in range(trials):
-                changes = [f"training.optimizer.lr={0.01 * 100 ** (number / trials)}"]
+            for number in range(trials // 4):
+                changes = [f"training.optimizer.lr={0.01 * 100 ** (4 * number / trials)}"]
                 experiment = assemble(load(recipe, names, changes), names, Path(home))
                 discard(list(record_rounds(experiment, Path(home) / str(number))))
 
-    yield Sides(search, one_after_the_other)
+    yield Sides(search, one_after_the_other, work=trials / (trials // 4))
 
 
 def discard(_: object) -> None:

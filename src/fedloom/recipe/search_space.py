@@ -42,9 +42,14 @@ def declared_space(loaded: LoadedRecipe, registries: Registries) -> dict[str, Do
 
 
 def _declared(prefix: str, function: Callable[..., Any]) -> dict[str, Domain]:
+    return {f"{prefix}.{name}": domain for name, domain in declared_domains(function).items()}
+
+
+def declared_domains(function: Callable[..., Any]) -> dict[str, Domain]:
+    """Where a class or function declares that its settings are searched, by name."""
     hints, known = type_hints(function), settable_parameters(function)
     found = {name: _find_domain(getattr(hints.get(name), "__metadata__", ())) for name in known}
-    return {f"{prefix}.{name}": domain for name, domain in found.items() if domain}
+    return {name: domain for name, domain in found.items() if domain}
 
 
 def _find_domain(metadata: Sequence[Any]) -> Domain | None:
