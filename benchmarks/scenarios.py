@@ -256,6 +256,6 @@ SCENARIOS = [
     Scenario("stochastic depth, against none", partial(drawing, stochastic_depth_resnet, 6), 1.3, 1.05),
     Scenario("CNN e, two labels a device, against IID", partial(unequal_data, {"e": 10}), 1.4, 1.1),
     Scenario("CNN d-e, two labels a device, against IID", partial(unequal_data, {"d": 5, "e": 5}), 1.4, 1.1),
-    Scenario("16 trials of a search, against 16 runs", partial(tuning, 16, 9, 3), 0.40, 0.20),
+    Scenario("16 trials of a search, against 16 runs", partial(tuning, 16, 15, 3), 0.40, 0.20),
     Scenario("overhead, ms a device (not a ratio)", overhead, 5.0, 0.5, scale=1000 / 100),
 ]

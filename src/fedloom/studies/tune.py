@@ -71,7 +71,7 @@ class SearchTerms:
 
 
 @dataclass
-class Trial:
+class SearchTrial:
     """Settings that are tried, and what is known of them."""
 
     number: int
@@ -117,7 +117,7 @@ class ArmSearch:
     folder: Path
     bytes_per_round: float
     length: float = 1.0  # share of its rounds that a trial may run, to spend as many bytes as the first arm
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[SearchTrial] = field(default_factory=list)
 
     @property
     def seeds(self) -> list[int]:
@@ -149,7 +149,7 @@ class ArmSearch:
         evaluation = {"every": self.loaded.recipe.rounds, "per_device": "never", "tests": (self.first.headline_test,)}
         return {**document, "seed": seed, "evaluation": {**document["evaluation"], **evaluation}}
 
-    def run_folder(self, trial: Trial, seed: int) -> Path:
+    def run_folder(self, trial: SearchTrial, seed: int) -> Path:
         return self.folder / f"trial-{trial.number:03d}" / f"seed-{seed}"
 
     def score_of(self, rows: Sequence[Row]) -> float | None:
@@ -163,13 +163,13 @@ class ArmSearch:
         score = mean_by_share(values, shares) if values else math.nan
         return score if math.isfinite(score) else None
 
-    def rank(self, trials: Sequence[Trial], after: int) -> list[Trial]:
+    def rank(self, trials: Sequence[SearchTrial], after: int) -> list[SearchTrial]:
         """The trials that have a score after so many rounds, the best first; among equals the earlier one."""
         scored = [(trial.score(after, self.seeds), trial) for trial in trials]
         known = [(score, trial) for score, trial in scored if score is not None]
         return [trial for _, trial in sorted(known, key=lambda one: (-self.metric.sign * one[0], one[1].number))]
 
-    def chosen(self) -> Trial | None:
+    def chosen(self) -> SearchTrial | None:
         """The best of the trials that ran all rounds."""
         ranked = self.rank(self.trials, self.ends(1)[-1])
         return ranked[0] if ranked else None
@@ -301,7 +301,7 @@ class Search:
                 arm.write_choice()
         self._write_manifest("finished")
 
-    def _ask(self, arm: ArmSearch, sampler: Sampler, started: int, wave: int) -> list[tuple[Any, Trial]]:
+    def _ask(self, arm: ArmSearch, sampler: Sampler, started: int, wave: int) -> list[tuple[Any, SearchTrial]]:
         """The trials of a wave; of a search that goes on, those that it had. The first is the recipe itself."""
         asked = []
         for number in range(started, started + wave):
@@ -313,13 +313,13 @@ class Search:
                     hint = "Optuna may have changed: install the version that search.json names, or search again"
                     raise arm.loaded.error(RecipeIssue((), "SEARCH_CHANGED", message, hint))
             else:
-                arm.trials.append(Trial(number, settings))
+                arm.trials.append(SearchTrial(number, settings))
             asked.append((proposal, arm.trials[number]))
         arm.save()
         return asked
 
     def _run_stage(
-        self, alive: Mapping[str, Sequence[Trial]], wave: int, stage: int
+        self, alive: Mapping[str, Sequence[SearchTrial]], wave: int, stage: int
     ) -> Iterator[tuple[str, RoundResult]]:
         """Run the trials that are left in all arms, side by side."""
         lockstep = Lockstep(WorkerPool(self.workers))
@@ -337,7 +337,7 @@ class Search:
             for run_name, result in run_side_by_side(lockstep, pending):
                 yield owners[run_name], result
 
-    def _pending(self, arm: ArmSearch, trial: Trial, seed: int, end: int, lockstep: Lockstep) -> PendingRun:
+    def _pending(self, arm: ArmSearch, trial: SearchTrial, seed: int, end: int, lockstep: Lockstep) -> PendingRun:
         loaded = arm.loaded.with_document(arm.document(trial.settings, seed))
         experiment = assemble(loaded, self.registries, self.data, arm.first.dataset, executor=lockstep)
         folder = arm.run_folder(trial, seed)
@@ -371,7 +371,7 @@ class Search:
         write_atomic(self.home / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
-def _tell(arm: ArmSearch, sampler: Sampler, asked: Sequence[tuple[Any, Trial]], wave: int) -> None:
+def _tell(arm: ArmSearch, sampler: Sampler, asked: Sequence[tuple[Any, SearchTrial]], wave: int) -> None:
     """Tell the sampler what a wave has scored."""
     ends = arm.ends(wave)
     for proposal, trial in asked:
@@ -449,13 +449,13 @@ def _plan(
     return Search(home, searches, registries, data, workers, terms, tuple(searched))
 
 
-def _read_trials(folder: Path) -> list[Trial]:
+def _read_trials(folder: Path) -> list[SearchTrial]:
     path = folder / SEARCH_FILE
     if not path.is_file():
         return []
     tried = json.loads(path.read_text(encoding="utf-8"))["tried"]
     return [
-        Trial(
+        SearchTrial(
             one["number"], one["settings"], {int(after): known for after, known in one["scores"].items()}, one["bytes"]
         )
         for one in tried
