@@ -14,7 +14,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,fast,privacy,flower,export,track,wandb,metrics,lora]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,fast,privacy,flower,export,track,wandb,metrics,lora,tune]"
 	touch $@
 
 run: setup

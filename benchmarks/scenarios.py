@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -21,6 +23,11 @@ from fedloom.footprints import ClientUpdate, coverage_mean
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.models import MODELS, Model, build_model, choose_kernels
+from fedloom.recipe.load import load
+from fedloom.recipe.registries import Registries
+from fedloom.runs.build import assemble
+from fedloom.runs.recorder import record_rounds
+from fedloom.studies.tune import SearchTerms, plan_search
 
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
 SHAPES = {"convnet": (1, 28, 28), "preresnet": (3, 32, 32), "mobilenet": (3, 32, 32)}
@@ -196,6 +203,40 @@ def two_label_sizes() -> list[int]:
     return [len(rows) for rows in partition.train]
 
 
+@contextmanager
+def tuning(trials: int, rounds: int, halving: int, workers: int) -> Iterator[Sides]:
+    """Search the learning rate of three tiers of the CNN, against runs one after the other: a quarter of the trials."""
+    recipe = {
+        "rounds": rounds,
+        "data": {"dataset": "fashion-mini", "devices": 20, "validation": 200},
+        "model": {"family": "convnet", "hidden": [16, 32, 64]},
+        "tiers": [
+            {"name": "large", "share": 0.3}, {"name": "medium", "share": 0.3, "width": 0.5},
+            {"name": "small", "share": 0.4, "width": 0.25},
+        ],
+        "evaluation": {"every": rounds, "tests": ["global"], "per_device": "never"},
+        "method": {"name": "heterofl"},
+    }  # fmt: skip
+    names = Registries()
+
+    def search() -> None:
+        with TemporaryDirectory() as home:
+            terms = SearchTerms(trials, halving=halving)
+            arms, keys = {"heterofl": load(recipe, names)}, ["training.optimizer.lr"]
+            keep_freed_memory()  # on both sides
+            discard(list(plan_search(arms, names, Path(home), Path(home), terms, keys).rounds()))
+
+    def one_after_the_other() -> None:
+        with TemporaryDirectory() as home:
+            keep_freed_memory()
+            for number in range(trials // 4):
+                changes = [f"training.optimizer.lr={0.01 * 100 ** (4 * number / trials)}"]
+                experiment = assemble(load(recipe, names, changes), names, Path(home))
+                discard(list(record_rounds(experiment, Path(home) / str(number))))
+
+    yield Sides(search, one_after_the_other, work=trials / (trials // 4))
+
+
 def discard(_: object) -> None:
     """Drop a result."""
 
@@ -217,5 +258,6 @@ SCENARIOS = [
     Scenario("stochastic depth, against none", partial(drawing, stochastic_depth_resnet, 6), 1.3, 1.05),
     Scenario("CNN e, two labels a device, against IID", partial(unequal_data, {"e": 10}), 1.4, 1.1),
     Scenario("CNN d-e, two labels a device, against IID", partial(unequal_data, {"d": 5, "e": 5}), 1.4, 1.1),
+    Scenario("16 trials of a search, against 16 runs", partial(tuning, 16, 15, 3), 0.40, 0.20),
     Scenario("overhead, ms a device (not a ratio)", overhead, 5.0, 0.5, scale=1000 / 100),
 ]

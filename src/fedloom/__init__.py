@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         resume,
         run,
         subnet,
+        tune,
         verify,
     )
     from .client import LOSSES as losses
@@ -56,7 +57,7 @@ __version__ = "0.2.0"
 
 _VERBS = (
     "attack", "audit", "check", "cka", "compare", "export", "finish", "load_model", "open_run", "plan", "report",
-    "resume", "run", "subnet", "verify",
+    "resume", "run", "subnet", "tune", "verify",
 )  # fmt: skip
 _LAZY = {
     **{name: ("api.verbs", name) for name in _VERBS},
@@ -95,7 +96,7 @@ __all__ = [
     "attack", "attacks", "audit", "check", "cka", "compare", "compressors", "datasets", "engines", "export",
     "export_formats", "finish", "load_model", "logs", "losses", "lr_schedules", "methods", "metrics", "models",
     "open_run", "optimizers", "partitions", "plan", "preparations", "report", "reproduce", "resume", "run",
-    "server_optimizers", "stragglers", "subnet", "tasks", "testing", "tiers", "trackers", "verify",
+    "server_optimizers", "stragglers", "subnet", "tasks", "testing", "tiers", "trackers", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from benchmarks.scenarios import (
     drawing,
     overhead,
     training,
+    tuning,
     two_label_sizes,
     unequal_data,
 )
@@ -69,3 +70,10 @@ def test_parse_scenario_accepts_a_unique_prefix() -> None:
     assert parse_scenario("missed") == "missed"
     with pytest.raises(argparse.ArgumentTypeError, match="ResNet e"):
         parse_scenario("ResNet")
+
+
+def test_tuning_scenario_runs_both_sides_and_counts_a_quarter_of_the_runs() -> None:
+    with tuning(4, 1, 3, 1) as sides:
+        assert sides.work == 4.0 and sides.theirs is not None
+        sides.ours()
+        sides.theirs()

@@ -56,7 +56,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import dumps
 from fedloom.recipe.registries import PASSED, Registries
 from fedloom.recipe.schema import Recipe
-from fedloom.recipe.validation import _type_hints as type_hints
+from fedloom.recipe.validation import type_hints
 from fedloom.registry import settable_parameters
 from fedloom.runs.faults import NoQuorum
 from fedloom.runs.recorder import NothingAdmitted

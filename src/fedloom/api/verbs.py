@@ -41,7 +41,8 @@ from ..recipe.load import LoadedRecipe, load
 from ..recipe.paths import choose_output_folder, resolve_data_folder
 from ..recipe.registries import KINDS, Registries
 from ..registry import Layered, suggest
-from ..reporting.paired_stats import mean_and_std
+from ..reporting.paired_stats import Difference, mean_and_std
+from ..reporting.search import SEARCH_FOLDER, read_searches, search_sentence
 from ..reporting.tables import FILES, ComparisonResult
 from ..reporting.targets import BudgetUnit
 from ..results import Record, Result
@@ -55,19 +56,23 @@ from ..runs.trackers import TrackerChoice, build_trackers
 from ..studies.attack_bench import AttackCell, accuracy_losses, build_attack_bench
 from ..studies.compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from ..studies.controls import CONTROLS, arms_with_methods, build_arms, errors_at_arm, supported_methods
+from ..studies.tune import Search, SearchTerms, is_search, plan_search, reopen_search
 from ..wording import pluralize
 from .parts import is_same_entry
 from .progress import Progress, display, explain_interrupt, run_experiment, run_group
 from .run import Run, default_report_file, write_report
 from .simulation import Simulation, find_trackers, with_files
+from .tune import TuneResult, run_search
 
 __all__ = [
-    "AttackResult", "CompareResult", "PlanResult", "SubnetResult", "attack", "audit", "check", "cka", "compare",
-    "export", "finish", "load_model", "open_run", "plan", "report", "resume", "run", "subnet", "verify",
+    "AttackResult", "CompareResult", "PlanResult", "SubnetResult", "TuneResult", "attack", "audit", "check", "cka",
+    "compare", "export", "finish", "load_model", "open_run", "plan", "report", "resume", "run", "subnet", "tune",
+    "verify",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
+SEARCH_SUMMARY = ("arm", "metric", "trials", "rounds", "seeds", "space", "validation_examples", "bytes", "choice")
 ON_FLOWER = ("flower", "flower-sim")  # engines whose messages Flower delivers
 
 RecipeLike = str | Path | Mapping[str, Any] | Simulation
@@ -184,27 +189,31 @@ def resume(
     progress: Progress = None,
     extensions: Sequence[str | Path] = (),
     registries: Registries | None = None,
-) -> "Run | CompareResult":
-    """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped.
+) -> "Run | CompareResult | TuneResult":
+    """Finish a run, a whole comparison or a search from its folder: the same bits as if it had never stopped.
 
     Parameters
     ----------
-    folder : of the run or comparison. Default: the newest in ./runs that is not finished.
+    folder : of the run, comparison or search. Default: the newest in ./runs that is not finished.
     rounds : go on until so many rounds are done, more than the recipe asked for; also for a run that has finished.
     test, equal : for a comparison, as for `compare`.
     data_dir, workers, track, progress, extensions, registries : as for `run`.
 
     Returns
     -------
-    Run or CompareResult
+    Run, CompareResult or TuneResult
     """
     keep_freed_memory()
     path = find_newest_run(unfinished=rounds is None) if folder is None else Path(folder)
     names, data = gather_names(registries, extensions), resolve_data_folder(data_dir)
     if rounds is not None:
         return _prolong(path, rounds, names, data, workers, track, progress)
+    if is_search(path):
+        return run_search(reopen_search(path, names, data, workers), progress)
     if is_comparison(path):
         planned = replace(reopen_comparison(path, names, data, workers), track=tuple(find_trackers(track, names)))
+        if is_search(path / SEARCH_FOLDER):
+            planned = _tuned(planned, reopen_search(path / SEARCH_FOLDER, names, data, workers), progress)
         return run_comparison(replace(planned, test=test or planned.test), names, data, equal, progress)
     experiment, since = reopen_run(path, names, data, workers, attach_engine)
     method = experiment.loaded.recipe.method.name
@@ -340,8 +349,11 @@ class CompareResult(Result):
             "targets": [target.record() for target in self.result.reached],
             "claims": [claim.record() for claim in self.result.claims],
             "overall": [difference.record() for difference in self.result.overall],
+            "pairs": [_pair_record(pair) for pair in self.result.pairs],
+            "devices": [one.record() for one in self.result.devices],
             "left_out": self.result.left_out,
             "failed": list(self.failed),
+            "searches": [{key: one[key] for key in SEARCH_SUMMARY} for one in read_searches(self.folder)],
         }
 
     def runs(self, arm: str) -> list[Run]:
@@ -357,6 +369,11 @@ class CompareResult(Result):
             raise KeyError(f"there is no arm {arm!r}; {suggest(arm, known)}")
         folders.sort(key=lambda folder: int(folder.name.removeprefix("seed-")))
         return [Run(folder, self.registries, self.data) for folder in folders]
+
+
+def _pair_record(pair: Difference) -> Record:
+    """A difference at one tier, and the sentence that says whether it may be claimed."""
+    return {"tier": pair.tier, **pair.record(), "may_be_claimed": pair.beyond_noise, "sentence": str(pair)}
 
 
 def _flat(record: Mapping[str, Any]) -> Record:
@@ -381,6 +398,7 @@ def compare(
     test: str | None = None,
     equal: BudgetUnit = "rounds",
     metric: str | None = None,
+    tune: int = 0,
     sets: Sequence[str] = (),
     seed: int | None = None,
     out: str | Path | None = None,
@@ -405,6 +423,7 @@ def compare(
     test : "global" or "local". Default: the one that the first arm's method is for, so "local" for personal models.
     equal : what arms have spent equally when they are compared: "rounds", "bytes" or "seconds".
     metric : what verdicts are about. Default: accuracy, or perplexity for language models.
+    tune : first search the settings of every arm with so many trials each, on validation examples; 0: none.
     sets, seed, out, data_dir, workers, track, progress, extensions, registries : as for `run`.
     command : the command that repeats it, for the report.
 
@@ -440,7 +459,86 @@ def compare(
     if equal == "seconds":
         planned.check_simulated_seconds()
     planned = replace(planned, command=command, track=tuple(find_trackers(track, names)), left_out=left_out, test=test)
+    if tune:
+        recipes = {name: each[0].loaded for name, each in planned.experiments.items()}
+        terms = _search_terms(loaded, tune, "bytes" if equal == "bytes" else "rounds")
+        searched = loaded.recipe.tune.search
+        search = plan_search(recipes, names, home / SEARCH_FOLDER, data, terms, searched, workers)
+        search.open()  # first: a comparison that is resumed before its search has begun would not be tuned
+        planned.open()
+        planned = _tuned(planned, search, progress)
     return run_comparison(planned, names, data, equal, progress)
+
+
+def _search_terms(
+    loaded: LoadedRecipe, trials: int, equal: BudgetUnit, seeds: int | None = None, halving: int | None = None
+) -> SearchTerms:
+    """How the recipe's settings are searched."""
+    own, compared = loaded.recipe.tune, loaded.recipe.compare
+    return SearchTerms(trials, seeds or own.seeds, halving or own.halving, equal, compared.metric, compared.candidate)
+
+
+def _tuned(planned: Comparison, search: Search, progress: Progress) -> Comparison:
+    """A comparison with the settings that a search chooses for each arm."""
+    for line in map(search_sentence, run_search(search, progress).searches):
+        logger.info("%s", line)
+    return planned.with_recipes(search.chosen_recipes(), search.registries, search.data)
+
+
+def tune(
+    recipe: RecipeLike,
+    *,
+    trials: int = 16,
+    search: Sequence[str] = (),
+    seeds: int | None = None,
+    halving: int | None = None,
+    methods: Sequence[str] = (),
+    controls: Sequence[str] = (),
+    equal: Literal["rounds", "bytes"] = "rounds",
+    metric: str | None = None,
+    sets: Sequence[str] = (),
+    seed: int | None = None,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    workers: int = 1,
+    progress: Progress = None,
+    extensions: Sequence[str | Path] = (),
+    registries: Registries | None = None,
+) -> TuneResult:
+    """Search good settings for a recipe, and for other arms with the same budget, on validation examples.
+
+    Parameters
+    ----------
+    recipe : a TOML file, a mapping, or a `Simulation`; arms of its `[compare]` are searched too.
+    trials : how many for each arm; the first is the recipe itself.
+    search : keys to search, such as "training.optimizer.lr=0.01..1:log". Default: the recipe's, or all that are
+        declared.
+    seeds : of a trial, whose score is their mean. Default: the recipe's, or 1.
+    halving : one of so many trials goes on to the next stage; 1: all run all rounds. Default: the recipe's, or 3.
+    methods : names of other methods to search for.
+    controls : names of controls to search for, as for `compare`.
+    equal : what a trial of every arm may spend: the "rounds" of its recipe, or at most the "bytes" of the first arm.
+    metric : what scores a trial. Default: accuracy, or perplexity for language models.
+    sets, seed, out, data_dir, workers, progress, extensions, registries : as for `run`.
+
+    Returns
+    -------
+    TuneResult
+        With the path of each arm's chosen recipe.
+
+    Examples
+    --------
+    >>> fl.run(fl.tune("recipe.toml", trials=16).chosen["heterofl"])
+    """
+    names, data = gather_names(registries, extensions, recipe), data_of(recipe, data_dir)
+    changes = [*sets, *([] if metric is None else [f"compare.metric={json.dumps(metric)}"])]
+    loaded = load_recipe(recipe, names, changes, seed)
+    fleet = assemble(loaded, names, data).fleet
+    arms = build_arms(loaded, names, fleet, controls, arms_with_methods(loaded, names, methods))
+    terms = _search_terms(loaded, trials, equal, seeds, halving)
+    home = choose_output_folder(out, "tune")
+    searched = search or loaded.recipe.tune.search
+    return run_search(plan_search(arms, names, home, data, terms, searched, workers), progress)
 
 
 def _with_own_names_of(simulation: Simulation, names: Registries) -> Registries:

@@ -30,6 +30,7 @@ from . import (
     resume,
     run,
     subnet,
+    tune,
 )
 from .output import BAD_INPUT, INTERRUPTED, OK, Exit, is_usage_error, report_failure, wants_json, write
 
@@ -46,6 +47,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "finish": resume.finish,
     "verify": resume.verify,
     "compare": compare.compare,
+    "tune": tune.tune,
     "report": report.report,
     "reproduce": reproduce.reproduce,
     "plan": plan.plan,

@@ -49,6 +49,9 @@ def compare(
     controls: Annotated[
         str | None, typer.Option("--controls", help="Controls, by commas; default: all; none if the recipe has arms.")
     ] = None,
+    tune: Annotated[
+        int, typer.Option("--tune", min=0, help="First search the settings of each arm, with so many trials.")
+    ] = 0,
     format: Annotated[
         TableFormat, typer.Option("--format", help="text for people, json for programs; or a table; or the page.")
     ] = TableFormat.text,
@@ -58,14 +61,14 @@ def compare(
 
     result = compare(
         recipe, *(others or ()), methods="all" if methods == "all" else split_names(methods or ""),
-        controls=None if controls is None else split_names(controls), track=options.trackers(),
-        command=_command(options, [recipe, *(others or [])], methods, controls),
+        controls=None if controls is None else split_names(controls), track=options.trackers(), tune=tune,
+        command=_command(options, [recipe, *(others or [])], methods, controls, tune),
         **options.arguments("seeds", "test", "metric", "equal", "sets", "seed", "out", "data_dir", "workers"),
     )  # fmt: skip
     show_comparison(options, result, format)
 
 
-def _command(options: Options, recipes: list[Path], methods: str | None, controls: str | None) -> str:
+def _command(options: Options, recipes: list[Path], methods: str | None, controls: str | None, tune: int) -> str:
     """The command that repeats this comparison."""
     words = ["fedloom", "compare", *map(str, recipes), "--seeds", str(options.seeds)]
     values = {
@@ -75,6 +78,7 @@ def _command(options: Options, recipes: list[Path], methods: str | None, control
         "--equal": None if options.equal is EqualBudget.rounds else options.equal.value,
         "--test": options.test,
         "--metric": options.metric,
+        "--tune": str(tune) if tune else None,
     }
     words += [word for option, value in values.items() if value is not None for word in (option, value)]
     words += [word for change in options.changes for word in ("--set", change)]

@@ -83,7 +83,7 @@ def _show_runs(options: Options, home: Path, html: bool) -> None:
         return
     records = [
         {"name": str(folder), "status": manifest["status"], "started": manifest["started"],
-         "kind": "comparison" if "arms" in manifest else "run"}
+         "kind": manifest.get("kind", "comparison" if "arms" in manifest else "run")}
         for folder, manifest in list_runs(home).items()
     ]  # fmt: skip
     lines = [(record["name"], f"{record['kind']}, {record['status']}, {record['started']}") for record in records]
@@ -147,11 +147,16 @@ def _table(rows: list[tuple[str, str]], indent: int = 0) -> str:
 
 
 def _details(entry: "Entry") -> str:
+    from ..recipe.search_space import declared_domains
+
     width = shutil.get_terminal_size().columns
     facts = [(name.replace("_", " "), str(value)) for name, value in _facts(entry).items() if value]
     documented = setting_lines(entry.target)
+    domains = {} if entry.is_value else declared_domains(entry.target)
+    searched = {name: f"Searched in {domain}." for name, domain in domains.items()}
     settings = [
-        (f"{name} = {_default(p)}", documented.get(name, "")) for name, p in entry.parameters.items()
+        (f"{name} = {_default(p)}", f"{documented.get(name, '')} {searched.get(name, '')}".strip())
+        for name, p in entry.parameters.items()
     ]  # fmt: skip
     text = "\n".join(textwrap.wrap(f"{entry.name}: {entry.summary}", width))
     table = f"settings\n{_table(settings, indent=2)}" if settings else "no settings"

@@ -102,12 +102,16 @@ def _report(error: Exception, as_json: bool) -> int:
     from ..runs.faults import NoQuorum
     from ..runs.recorder import NothingAdmitted
     from ..studies.reproduce import RunsFailed
+    from ..studies.tune import SearchFailed
 
     if isinstance(error, NoQuorum):
         report_failure("NO_QUORUM", str(error), error.hint, as_json)
         return NO_QUORUM
     if isinstance(error, NothingAdmitted):
         report_failure("NOTHING_ADMITTED", str(error), error.hint, as_json)
+        return RUN_FAILED
+    if isinstance(error, SearchFailed):
+        report_failure("SEARCH_FAILED", str(error), error.hint, as_json)
         return RUN_FAILED
     if isinstance(error, RunsFailed):
         report_failure("RUNS_FAILED", error.message, error.hint, as_json)

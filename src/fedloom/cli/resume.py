@@ -11,6 +11,7 @@ from .options import Options, verb
 from .output import RUN_FAILED, Exit
 from .report import write_final_report
 from .run import final_table
+from .tune import show_search
 
 if TYPE_CHECKING:
     from ..api.run import Run
@@ -27,14 +28,17 @@ def resume(
         typer.Option("--rounds", min=1, help="Go on until so many rounds are done, even if it is finished."),
     ] = None,
 ) -> None:
-    """Finish a run, or a whole comparison, from its last checkpoint: the same bits as if it had never stopped."""
-    from ..api.verbs import CompareResult, resume
+    """Finish a run, a whole comparison or a search from its folder: the same bits as if it had never stopped."""
+    from ..api.verbs import CompareResult, TuneResult, resume
 
     result = resume(
         run, rounds=rounds, track=options.trackers(), **options.arguments("test", "equal", "data_dir", "workers")
     )
     if isinstance(result, CompareResult):
         show_comparison(options, result, options.format)
+        return
+    if isinstance(result, TuneResult):
+        show_search(options, result)
         return
     _show(options, result, {"since": result.resumed_after})
 

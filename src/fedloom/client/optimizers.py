@@ -8,13 +8,13 @@ Learning-rate schedules are factors by round.
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from ..registry import Registry
-from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
+from ..settings import Count, Fraction, Natural, NonNegative, Positive, SearchRange, Share
 from ..tensors import Parcel, Tensors, combine, per_device
 
 
@@ -47,8 +47,8 @@ class Sgd:
 
     per_device: ClassVar[tuple[str, ...]] = ("lr", "momentum", "weight_decay", "clip_norm")
 
-    lr: Positive = 0.1
-    momentum: Fraction = 0.0
+    lr: Annotated[Positive, SearchRange(0.01, 1.0, log=True)] = 0.1
+    momentum: Annotated[Fraction, SearchRange(0.0, 0.95)] = 0.0
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
     clip_value: Positive | None = None
@@ -103,7 +103,7 @@ class Adam:
 
     per_device: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "clip_norm")
 
-    lr: Positive = 0.001
+    lr: Annotated[Positive, SearchRange(0.0001, 0.03, log=True)] = 0.001
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
     epsilon: Positive = 1e-8
@@ -280,7 +280,11 @@ def join_optimizers(optimizers: Sequence[Optimizer]) -> Optimizer:
 
 
 class LRSchedule(Protocol):
-    """A factor on the optimizer's learning rate, by round."""
+    """A factor on the optimizer's learning rate, by round.
+
+    `fedloom tune` tries a schedule whose attribute `searchable` is true; if it has a setting `rounds`, with the
+    recipe's rounds.
+    """
 
     def factor(self, round_number: int) -> float: ...
 
@@ -288,6 +292,8 @@ class LRSchedule(Protocol):
 @dataclass(frozen=True)
 class Constant:
     """The same learning rate in every round."""
+
+    searchable: ClassVar[bool] = True
 
     def factor(self, round_number: int) -> float:
         """The factor on the learning rate: 1.
@@ -336,6 +342,8 @@ class Cosine:
     warmup : the number of rounds of the warm-up; 0: none.
     first : the factor in round 1, if there is a warm-up.
     """
+
+    searchable: ClassVar[bool] = True
 
     rounds: Count
     warmup: Natural = 0

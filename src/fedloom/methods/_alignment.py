@@ -7,7 +7,7 @@ strength · (1 - similarity to the mean kernel), so models that share no weights
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from ..client import (
 from ..fleet import SERVER_PREFIX, Device, Fleet, ModelWeights, Reply, RoundContext
 from ..models import Model
 from ..seeds import DESCRIBE
-from ..settings import Count, FrozenDict, NonNegative, Positive
+from ..settings import Count, FrozenDict, NonNegative, Positive, SearchRange
 from ..tensors import Parcel, Tensors
 
 
@@ -50,7 +50,7 @@ class RepresentationAlignment:
     counts : the weight of a kernel in the average, by device or tier; 1 by default.
     """
 
-    strength: NonNegative = 0.001
+    strength: Annotated[NonNegative, SearchRange(0.0001, 1.0, log=True)] = 0.001
     growth: Literal["root", "linear", "none"] = "root"
     probe_size: Count = 256
     probe_batch: Count | None = None

@@ -5,13 +5,14 @@ FedAvg and, beside it, a personal model on every device, trained on the same dat
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
 from ..fleet import DeviceModel, EvalTarget, RoundContext, tier_slices
 from ..models import Model
-from ..settings import NonNegative
+from ..settings import NonNegative, SearchRange
 from ..tensors import Parcel, Tensors
 from ._personal import PersonalModels
 from .method import MethodInfo, fedavg_round
@@ -36,7 +37,7 @@ class Ditto(PersonalModels):
         heterogeneity="one model",
     )
 
-    hold: NonNegative = 0.75
+    hold: Annotated[NonNegative, SearchRange(0.01, 2.0, log=True)] = 0.75
     fedbabu_compat: bool = False
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:

@@ -6,6 +6,7 @@ on the features and sends its logits back. Each side learns from the labels and 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from ..data import Examples
 from ..fleet import Device, DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext
 from ..models import MODELS, Model, build_model, chain_models, compute_cost
 from ..seeds import SERVER_ORDER, TEACH
-from ..settings import Count, FrozenDict, NonNegative, Positive
+from ..settings import Count, FrozenDict, NonNegative, Positive, SearchRange
 from ..tensors import Parcel, Tensors
 from ._net_parts import feature_shape, parts_problem, run_part
 from ._personal import PersonalModels
@@ -66,11 +67,11 @@ class FedGKT(PersonalModels):
         needs="class_labels",
     )
 
-    temperature: Positive = 3.0
-    weight: NonNegative = 1.0
+    temperature: Annotated[Positive, SearchRange(1.0, 10.0, log=True)] = 3.0
+    weight: Annotated[NonNegative, SearchRange(0.1, 10.0, log=True)] = 1.0
     server_epochs: Count = 20
     server_batch: Count = 64
-    server_rate: Positive = 0.001
+    server_rate: Annotated[Positive, SearchRange(0.0001, 0.01, log=True)] = 0.001
     server_planes: tuple[Count, ...] = (16, 32, 64)
     server_blocks: tuple[Count, ...] = (6, 6, 6)
 

@@ -6,7 +6,7 @@ enters and what leaves these, and each also fits its own to the pairs of others,
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ..client import (
 from ..fleet import Fleet, Reply, RoundContext
 from ..models import Model, compute_cost
 from ..seeds import FEATURE_PAIRS, generator
-from ..settings import Count, NonNegative
+from ..settings import Count, NonNegative, SearchRange
 from ..tensors import Parcel, Tensors, combine, inner, per_device
 from ._net_parts import parts_problem, run_part
 from ._personal import PartialSharing, split_shared
@@ -64,7 +64,7 @@ class FedIN(PartialSharing):
     )
 
     middle: Literal["sum", "project", "project_all", "sequential", "none"] = "sum"
-    local: NonNegative = 2.0
+    local: Annotated[NonNegative, SearchRange(0.5, 8.0, log=True)] = 2.0
     aggregation: bool = True
     pairs: Count | Literal["all"] = 128
     buffer: Count = 5000

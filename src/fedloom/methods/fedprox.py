@@ -4,12 +4,13 @@ FedAvg with a proximal term that keeps a device's weights close to the global mo
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
 from ..fleet import RoundContext
-from ..settings import NonNegative
+from ..settings import NonNegative, SearchRange
 from ..tensors import Parcel, Tensors
 from .method import Method, MethodInfo, fedavg_round
 
@@ -25,7 +26,7 @@ class FedProx(Method):
 
     info = MethodInfo(paper="Li et al., MLSys 2020", uploads="weights, example count", heterogeneity="one model")
 
-    proximal: NonNegative = 0.1
+    proximal: Annotated[NonNegative, SearchRange(0.001, 1.0, log=True)] = 0.1
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         return fedavg_round(self.train, server, context)

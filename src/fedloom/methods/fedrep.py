@@ -5,11 +5,12 @@ Devices share all but the last layer. Each first trains its own head on the body
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from ..client import Client, ClientResult, Step, fit, label_loss, like, on_device
 from ..fleet import RoundContext
 from ..seeds import FIT_HEAD
-from ..settings import Count
+from ..settings import Count, SearchChoices
 from ..tensors import Parcel, Tensors
 from ._personal import PartialSharing, split_shared
 from .method import MethodInfo
@@ -33,7 +34,7 @@ class FedRep(PartialSharing):
     )
     shared = "body"
 
-    body_epochs: Count = 1
+    body_epochs: Annotated[Count, SearchChoices((1, 2, 5))] = 1
     last_heads: bool = True
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:

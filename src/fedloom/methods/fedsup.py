@@ -6,6 +6,7 @@ largest one's logits. The server averages. Afterwards any subnet can be cut out 
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ..client import (
 from ..fleet import Fleet, RoundContext
 from ..footprints import ClientUpdate
 from ..models import Model
-from ..settings import Count, NonNegative
+from ..settings import Count, NonNegative, SearchRange
 from ..tensors import Parcel, Tensors
 from ._supernet import SpaceChoice, build_space, space_problem
 from .method import Method, MethodInfo
@@ -56,7 +57,7 @@ class FedSup(Method):
     subnets: Count = 3
     sandwich: bool = True
     distillation: bool = True
-    proximal: NonNegative = 0.0
+    proximal: Annotated[NonNegative, SearchRange(0.0, 0.1)] = 0.0
     subnet_stream: SubnetStream = "device"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:

@@ -6,13 +6,14 @@ and uses the gradient, at that point, of another batch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, gradient, label_loss, like, on_device
 from ..fleet import DeviceModel, EvalTarget, ModelWeights, RoundContext, tier_slices
-from ..settings import NonNegative
+from ..settings import NonNegative, SearchRange
 from ..tensors import Parcel, Tensors, combine, per_device
 from .method import Method, MethodInfo, fedavg_round
 
@@ -34,7 +35,7 @@ class PerFedAvg(Method):
         heterogeneity="one model",
     )
 
-    adaptation_rate: NonNegative | None = None
+    adaptation_rate: Annotated[NonNegative | None, SearchRange(0.001, 0.3, log=True)] = None
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         return fedavg_round(self.train, server, context)

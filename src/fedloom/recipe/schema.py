@@ -11,7 +11,7 @@ from ..fleet import Assignment, Sampling
 from ..footprints import LowCoverage
 from ..models import KernelSetting
 from ..placement import Precision
-from ..settings import Count, Fraction, Natural, NonNegative, Positive, Share
+from ..settings import Count, Fraction, Natural, NonNegative, Positive, SearchChoices, Share
 from .errors import FILE_NAME_RULE
 
 Accountant = Literal["rdp", "pld"]
@@ -140,7 +140,7 @@ class TierConfig(OpenSection):
 class TrainingConfig(Section):
     """What a device does in a round."""
 
-    epochs: Count = 1
+    epochs: Annotated[Count, SearchChoices((1, 2, 4))] = 1
     """Passes over a device's examples in a round."""
     batch_size: Count = 10
     """Examples per batch."""
@@ -401,6 +401,28 @@ class CompareConfig(Section):
         return baseline
 
 
+def _check_search(text: str) -> str:
+    if not re.fullmatch(r"\s*[^=\s]+\s*(=\s*\S.*)?", text):
+        raise value_error(f"{text!r} is not of the form key, key=low..high, key=low..high:log or key=value,value")
+    return text
+
+
+SearchedKey = Annotated[str, AfterValidator(_check_search)]
+
+
+class TuneConfig(Section):
+    """What `fedloom tune` searches, and how; runs ignore it."""
+
+    search: tuple[SearchedKey, ...] = ()
+    """Keys to search, as declared (`"training.optimizer.lr"`), with a range (`"training.optimizer.lr=0.01..1:log"`)
+    or with values (`"training.epochs=1,2,4"`); default: all that the method and the optimizer declare."""
+    halving: Count = 3
+    """One of so many trials goes on to the next stage, which ends after so many times the rounds; 1: all trials run all
+    rounds."""
+    seeds: Count = 1
+    """Number of seeds of a trial, counted from the recipe's; its score is their mean."""
+
+
 def value_error(message: str) -> PydanticCustomError:
     return PydanticCustomError("value_error", "{message}", {"message": message})
 
@@ -429,6 +451,7 @@ class Recipe(Section):
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     compression: CompressionConfig = Field(default_factory=CompressionConfig)
     compare: CompareConfig = Field(default_factory=CompareConfig)
+    tune: TuneConfig = Field(default_factory=TuneConfig)
 
     @field_validator("admission")
     @classmethod
@@ -449,5 +472,5 @@ class Recipe(Section):
         return compare
 
     def document(self) -> dict[str, Any]:
-        """The recipe with all defaults, as it is stored with a run; `compare` is left out, as no run depends on it."""
-        return self.model_dump(mode="python", by_alias=True, exclude_none=True, exclude={"compare"})
+        """The recipe with all defaults, as it is stored with a run; without what no run depends on."""
+        return self.model_dump(mode="python", by_alias=True, exclude_none=True, exclude={"compare", "tune"})

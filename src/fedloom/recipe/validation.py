@@ -79,7 +79,7 @@ def validate_settings(
     passed: parameters that fedloom passes itself.
     other_keys: keys of the same section that belong to something else, for hints.
     """
-    allowed, hints = settable_parameters(function, passed), _type_hints(function)
+    allowed, hints = settable_parameters(function, passed), type_hints(function)
     issues = []
     for name, value in settings.items():
         if name in allowed:
@@ -136,7 +136,8 @@ def _is_union(hint: Any) -> bool:
     return len([one for one in get_args(hint) if one is not NoneType]) > 1 and get_origin(hint) in (Union, UnionType)
 
 
-def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's parameters, with what is annotated beside them."""
     function = function.func if isinstance(function, partial) else function
     try:
         return get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)

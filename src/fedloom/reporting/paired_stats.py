@@ -70,7 +70,7 @@ class ComparedMetric:
         """Whether the size of the test set says how uncertain a value is: it does for shares of examples."""
         return self.name.startswith(ACCURACY_PREFIX)
 
-    def standard_error(self, level: float, examples: int) -> float:
+    def standard_error(self, level: float, examples: float) -> float:
         """Standard error due to the test set's size; 0 where it is unknown, as for perplexities."""
         share = level / 100
         return 100 * math.sqrt(max(0.0, share * (1 - share)) / examples) if self.has_standard_error else 0.0
@@ -258,6 +258,7 @@ class Difference:
     metric: ComparedMetric = ACCURACY
     seeds: int = 1
     better: int = 0  # seeds in which `this` is better
+    where: str = ""  # which devices, in words, if not those of a tier or all
 
     @property
     def advantage(self) -> float:
@@ -267,7 +268,7 @@ class Difference:
     @property
     def place(self) -> str:
         """Which devices the difference is about, in words."""
-        return f"on {self.tier} devices" if self.tier else "on the average device"
+        return self.where or (f"on {self.tier} devices" if self.tier else "on the average device")
 
     @property
     def verdict(self) -> str:
@@ -312,12 +313,16 @@ def compute_difference(this: Arm, other: Arm, tier: str, test: str, examples: in
     A difference is beyond noise if every seed has the same sign and, with fewer than five seeds, the mean exceeds two
     standard errors: those of the test set of `examples`, which all seeds share, and of the seeds.
     """
-    return _difference(tier, this, other, this.final_values(tier, test), other.final_values(tier, test), examples)
+    return paired_difference(tier, this, other, this.final_values(tier, test), other.final_values(tier, test), examples)
 
 
-def _difference(
-    tier: str, this: Arm, other: Arm, first: Sequence[float], second: Sequence[float], examples: int
+def paired_difference(
+    tier: str, this: Arm, other: Arm, first: Sequence[float], second: Sequence[float], examples: float
 ) -> Difference:
+    """Compare values of two arms, paired by seed, by the rule of `compute_difference`.
+
+    `examples` of math.inf leaves the noise to the seeds alone.
+    """
     metric, pairs = this.metric, list(zip(first, second, strict=True))
     differences = [one - two for one, two in pairs]
     mean = statistics.fmean(differences)
@@ -337,7 +342,7 @@ def compare_overall(this: Arm, other: Arm, shares: Mapping[str, float], test: st
     first, second = (_fleet_values(arm, shares, test) for arm in (this, other))
     if any(map(math.isnan, (*first, *second))):
         return None
-    return _difference("", this, other, first, second, examples)
+    return paired_difference("", this, other, first, second, examples)
 
 
 def _fleet_values(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..wording import format_amount, format_bytes
+from .device_outcomes import DeviceOutcomes
 from .findings import gains_over_alternatives, has_rival_methods, leads, write_finding
 from .paired_stats import (
     ACCURACY,
@@ -71,6 +72,8 @@ class ComparisonResult:
     finding: str = ""  # what came out, in one sentence
     gains: list[Difference] = field(default_factory=list)  # by tier: the first arm, or the best one, over the next best
     statements: list[str] = field(default_factory=list)  # the part of the verdict that compares arms
+    pairs: list[Difference] = field(default_factory=list)  # the first arm against every other, at every tier
+    devices: list[DeviceOutcomes] = field(default_factory=list)  # what arms mean for single devices
 
     @property
     def notes(self) -> list[str]:

@@ -294,7 +294,7 @@ def read_status(folder: Path) -> str:
         inside = [str(path) for path in sorted(found, key=lambda path: order.get(path.parent.name, len(order)))]
         names = ", ".join(inside[:4]) + (f" and {len(inside) - 4} more" if len(inside) > 4 else "")
         hint = f"pass one of its runs: {names}" if inside else "none of its runs has begun"
-        raise recipe_error(folder, "RUN_FOLDER", "this is a comparison, not a run", hint)
+        raise recipe_error(folder, "RUN_FOLDER", f"this is a {manifest.get('kind', 'comparison')}, not a run", hint)
     return str(manifest["status"])
 
 

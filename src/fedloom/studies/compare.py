@@ -22,7 +22,9 @@ from ..recipe.load import LoadedRecipe
 from ..recipe.registries import Registries
 from ..recipe.schema import CompareConfig
 from ..registry import suggest
+from ..reporting.device_outcomes import compare_pairs, device_sentences, summarize_devices
 from ..reporting.paired_stats import Arm, ComparedMetric, metric_of
+from ..reporting.search import SEARCH_FOLDER, read_searches, search_sentence
 from ..reporting.tables import DESCRIPTION_FILE, DESCRIPTION_FORMAT, ComparisonResult, ComparisonTerms, conclude
 from ..reporting.targets import BudgetUnit, budget_lines, limit_to_budget
 from ..runs.build import assemble
@@ -120,8 +122,7 @@ class Comparison:
 
     def rounds(self) -> Iterator[tuple[str, RoundResult]]:
         """Run what is unfinished, as many runs side by side as memory allows; yields (name, round)."""
-        self._write_manifest(status="running")
-        self.write_description()
+        self.open()
         status = "interrupted"
         try:
             with single_thread(), closing(self.lockstep.pool):
@@ -132,6 +133,23 @@ class Comparison:
             raise
         finally:
             self._write_manifest(status)
+
+    def open(self) -> None:
+        """Write what is needed to go on from its folder, before anything runs."""
+        self._write_manifest(status="running")
+        self.write_description()
+
+    def with_recipes(self, recipes: Mapping[str, LoadedRecipe], registries: Registries, data: Path) -> "Comparison":
+        """The same comparison with other settings in its arms, such as those that a search has chosen."""
+        first, loaded = next(iter(self.experiments.values()))[0], next(iter(recipes.values()))
+        same_data = loaded.recipe.data == first.loaded.recipe.data
+        experiment = assemble(loaded, registries, data, first.dataset if same_data else None)
+        workers = self.lockstep.pool.workers
+        planned = _plan(recipes, experiment, registries, self.seeds, self.home, data, workers)
+        return replace(
+            planned, settings=self.settings, candidates=self.candidates, command=self.command, track=self.track,
+            left_out=self.left_out, test=self.test,
+        )  # fmt: skip
 
     def _log_failure(self, name: str, steps: Iterator[RoundResult]) -> Iterator[RoundResult]:
         """Let the other runs continue if this one fails."""
@@ -183,12 +201,27 @@ class Comparison:
         """Conclude once everything has run, counting of every run only what fits the first arm's budget."""
         arms = [self._arm(name) for name in self.experiments]
         self.write_description(equal)
-        result = conclude(limit_to_budget(arms, equal), self.terms())
+        counted, terms = limit_to_budget(arms, equal), self.terms()
+        result = conclude(counted, terms)
         round_counts = {each[0].loaded.recipe.rounds for each in self.experiments.values()}
         budgets = budget_lines(arms, equal) if equal != "rounds" or len(round_counts) > 1 else []
         failures = [f"{name} failed" for name in self.unfinished_runs()]
-        verdict = [*result.verdict, *budgets, *failures, *self.identical_arms()]
-        return replace(result, verdict=verdict, left_out=dict(self.left_out))
+        outcomes = summarize_devices(counted, self._device_tiers())
+        pairs = compare_pairs(counted, terms.tiers, terms.test, terms.examples)
+        verdict = [*result.verdict, *budgets, *failures, *self.notes(equal)]
+        return replace(result, verdict=verdict, left_out=dict(self.left_out), pairs=pairs, devices=outcomes)
+
+    def notes(self, equal: BudgetUnit = "rounds") -> list[str]:
+        """Sentences that need more than the rows of tiers: single devices, searches, and arms that are the same."""
+        lines = []
+        if not self.unfinished_runs():
+            arms = limit_to_budget([self._arm(name) for name in self.experiments], equal)
+            lines = device_sentences(arms, summarize_devices(arms, self._device_tiers()))
+        return [*lines, *map(search_sentence, read_searches(self.home / SEARCH_FOLDER)), *self.identical_arms()]
+
+    def _device_tiers(self) -> dict[str, str]:
+        """The recipe's tier of each device; empty if tiers are redrawn every round."""
+        return {one.name: one.tier for one in self.fleet.devices(1)} if self.fleet.assignment == "fixed" else {}
 
     def identical_arms(self) -> list[str]:
         """A line for arms that did exactly the same: comparing them says nothing. Says what they differ in."""
@@ -224,7 +257,7 @@ class Comparison:
         earlier = json.loads(path.read_text()) if path.is_file() else {}
         settings = {
             "equal": equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
-            "notes": self.identical_arms(),
+            "notes": self.notes(equal),
         }  # fmt: skip
         arms = {}
         for name in self.experiments:
@@ -331,10 +364,10 @@ def _plan(
     return Comparison(home, experiments, first.fleet, lockstep, loaded.recipe.compare, candidates)
 
 
-def check_direction(experiment: Experiment) -> None:
-    """Raise if the metric that would be compared does not say whether higher is better."""
+def check_direction(experiment: Experiment, name: str | None = None) -> None:
+    """Raise if the metric that would be compared, or the one named, does not say whether higher is better."""
     loaded = experiment.loaded
-    metric = metric_of((), experiment.evaluator.declared_metrics, loaded.recipe.compare.metric)
+    metric = metric_of((), experiment.evaluator.declared_metrics, name or loaded.recipe.compare.metric)
     if not metric.is_directed:
         error = UndeclaredDirection(metric.name)
         raise loaded.error(RecipeIssue(("evaluation", "metrics"), "METRIC_DIRECTION", str(error), error.hint))
