@@ -57,6 +57,15 @@ def test_unknown_device_is_refused_by_name(fedloom, write):
         assert "cuda:77" in failed.err
 
 
+@pytest.mark.parametrize("change", ["engine.device=cuda", "engine.precision=bfloat16", "engine.compile=true"])
+def test_lane_kernels_elsewhere_than_on_the_cpu_in_float32_are_refused(fedloom, write, change):
+    pytest.importorskip("numba")
+    write()
+    failed = fedloom("plan", "my.toml", "--set", "engine.kernels=lanes", "--set", change)
+    assert failed.code == 4
+    assert "KERNELS_DEVICE" in failed.err
+
+
 def test_plan_on_device_shows_the_memory_of_a_block(fedloom, write):
     write()
     change = ("--set", "engine.devices_per_block=3", "--format", "json")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import Adam, Optimizer, Sgd
+from fedloom.client import Adam, Optimizer, Sgd, UnequalNumbersError, join_optimizers
 from fedloom.client.lane_optimizers import in_lanes
 from fedloom.methods import METHODS
 from fedloom.methods.fedavg import FedAvg
@@ -78,6 +78,39 @@ def test_update_of_device_does_not_depend_on_block(optimizer: Optimizer) -> None
         found.append({name: tensor[chosen.tolist().index(5)] for name, tensor in weights.items()})
     for other in found[1:]:
         assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (Sgd(0.1, 0.9, 5e-4, 1.0), Sgd(0.03, 0.5, 1e-2, 0.3)),
+        (Adam(0.01, clip_norm=0.5), Adam(0.002, clip_norm=0.1)),
+    ],
+    ids=["sgd", "adam"],
+)
+def test_update_of_device_does_not_depend_on_numbers_of_others(pair: tuple[Optimizer, Optimizer]) -> None:
+    full = {name: tensor.float() for name, tensor in bundle(4, 99).items()}
+    slopes = {name: 10 * tensor.float() for name, tensor in bundle(4, 7).items()}
+
+    def run(optimizer: Optimizer) -> dict[str, Tensor]:
+        weights = lay_out(full)
+        lane = in_lanes(optimizer, weights)
+        state = lane.start(weights)
+        for _ in range(3):
+            lane.step(weights, slopes, state, torch.ones(4))
+        return weights
+
+    joined = run(join_optimizers([pair[0], pair[1], pair[0], pair[1]]))
+    for number, optimizer in enumerate(pair):
+        alone = run(optimizer)
+        assert all(torch.equal(joined[name][number::2], alone[name][number::2]) for name in alone)
+
+
+def test_adam_unequal_weight_decay_in_lanes_is_refused() -> None:
+    laid = lay_out(bundle(2, 99))
+    lane = in_lanes(join_optimizers([Adam(0.01, weight_decay=0.1), Adam(0.01, weight_decay=0.2)]), laid)
+    with pytest.raises(UnequalNumbersError):
+        lane.step(laid, bundle(2, 7), lane.start(laid), torch.ones(2))
 
 
 def test_unknown_optimizer_and_dtypes_run_as_they_are() -> None:
