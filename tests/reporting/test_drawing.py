@@ -16,7 +16,7 @@ from fedloom.reporting.charts.drawing import (
     Line,
     Look,
     Panel,
-    Rule,
+    ReferenceLine,
     Scale,
     log_ticks,
     nice_ticks,
@@ -79,7 +79,7 @@ def test_render_svg_escapes_names() -> None:
 
 
 def test_render_svg_omits_what_is_not_a_number() -> None:
-    drawn = svg(Dot(math.nan, 1, LOOK), Rule(math.nan, LOOK, "gone"), Line("", [1, 2], [math.nan, 4.0], LOOK))
+    drawn = svg(Dot(math.nan, 1, LOOK), ReferenceLine(math.nan, LOOK, "gone"), Line("", [1, 2], [math.nan, 4.0], LOOK))
     assert "nan" not in drawn and 'class="dot"' not in drawn and "gone" not in drawn
 
 

@@ -227,26 +227,15 @@ class JoinedOptimizer:
             "client.optimizer.lr"
         )
 
-    def start(self, weights: Tensors) -> Parcel:
-        """The optimizer's state before the first step.
+    @property
+    def start(self) -> Callable[[Tensors], Parcel]:
+        """That of the optimizer."""
+        return self.optimizer.start
 
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        """
-        return self.optimizer.start(weights)
-
-    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
-        """Update weights and state in place.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        gradient : their gradient.
-        state : what `start` returned, as the last step left it.
-        active : [K]; a device with 0 keeps weights and state bit for bit.
-        """
-        self.optimizer.step(weights, gradient, state, active)
+    @property
+    def step(self) -> Callable[[Tensors, Tensors, Parcel, Tensor], None]:
+        """That of the optimizer."""
+        return self.optimizer.step
 
 
 def joining_key(optimizer: Optimizer) -> Hashable:

@@ -277,8 +277,8 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
                 layout(state),
                 _upload_shapes(job.task, device.model, inbox, engine.client_data.count(device)),
             )
-            company = device.tier if device.is_server else size  # the server works for one tier at a time
-            key = batch_key if shareable else id(job), device.model, company, layouts, member.plan.shape
+            apart = device.tier if device.is_server else size  # the server works for one tier at a time
+            key = batch_key if shareable else id(job), device.model, apart, layouts, member.plan.shape
             alike[key].append((member, state))
     blocks = []
     for everything in alike.values():

@@ -381,7 +381,7 @@ class Activation6(Activation):
     limit = 6.0
 
 
-class Scale(LaneStep):
+class Rescale(LaneStep):
     def forward(self, run: BlockPass) -> None:
         run.values[self.output] = run.value(self.x) / self.settings["rate"]
 
@@ -492,7 +492,7 @@ def from_image(x: Tensor, devices: int) -> Tensor:
 
 STEPS: dict[str, Callable[[Operation, "Program"], LaneStep]] = {
     "conv": Convolution, "linear": LinearStep, "norm": Norm, "parametric": Parametric, "relu": Activation,
-    "relu6": Activation6, "scale": Scale, "add": Add, "alias": Alias, "mean": Mean, "max_pool": Pool,
+    "relu6": Activation6, "scale": Rescale, "add": Add, "alias": Alias, "mean": Mean, "max_pool": Pool,
     "avg_pool": AveragePool, "mixed_pool": MixedPoolStep,
 }  # fmt: skip
 

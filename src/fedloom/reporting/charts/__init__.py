@@ -18,13 +18,13 @@ from .models import build_cka_chart, build_pareto_chart
 from .participation import build_coverage_chart, build_norms_chart, build_participation_chart, build_refusals_chart
 from .spending import build_time_chart, build_uploads_chart
 
-__all__ = ["SECTIONS", "Chart", "MissingChart", "Panel", "Section", "build_charts", "build_hero_charts"]
+__all__ = ["SECTIONS", "Chart", "MissingChart", "Panel", "ReportSection", "build_charts", "build_hero_charts"]
 
 ChartBuilder = Callable[[ReportData], Chart | MissingChart]
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of the page that opens."""
 
     key: str
@@ -34,26 +34,26 @@ class Section:
 
 
 SECTIONS = (
-    Section("comparison", "Comparison", "who is better, and may it be claimed", (build_differences_chart,)),
-    Section(
+    ReportSection("comparison", "Comparison", "who is better, and may it be claimed", (build_differences_chart,)),
+    ReportSection(
         "learning", "Learning", "how fast, and to which targets",
         (build_rounds_chart, build_other_test_chart, build_targets_chart),
     ),
-    Section("cost", "Cost", "bytes, time and memory", (build_bytes_chart, build_time_chart)),
-    Section(
+    ReportSection("cost", "Cost", "bytes, time and memory", (build_bytes_chart, build_time_chart)),
+    ReportSection(
         "devices", "Devices", "their data, and what fine-tuning changes",
         (build_partition_chart, build_personalized_chart),
     ),
-    Section(
+    ReportSection(
         "fairness", "Fairness", "the worst tenth, and devices worse off than alone",
         (build_devices_chart, build_alone_chart),
     ),
-    Section(
+    ReportSection(
         "health", "Fleet health", "who took part, and what was lost or refused",
         (build_participation_chart, build_coverage_chart, build_refusals_chart, build_norms_chart),
     ),
-    Section("privacy", "Privacy", "what left the devices", (build_uploads_chart,)),
-    Section(
+    ReportSection("privacy", "Privacy", "what left the devices", (build_uploads_chart,)),
+    ReportSection(
         "search", "Models and search", "the best value within a budget, and how similar the models are",
         (build_pareto_chart, build_cka_chart),
     ),

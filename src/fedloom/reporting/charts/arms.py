@@ -8,7 +8,7 @@ from typing import Any
 from ...wording import join_words, pluralize
 from ..paired_stats import REFERENCES, ComparedMetric, Difference, compute_difference, other_test
 from ..report_data import ReportData
-from .drawing import NARROW, Axis, Chart, ChartRow, Dot, Look, MarkKind, MissingChart, Panel, Rule, row_height
+from .drawing import NARROW, Axis, Chart, ChartRow, Dot, Look, MarkKind, MissingChart, Panel, ReferenceLine, row_height
 from .looks import arm_look, is_control
 
 ARMS_TITLE, DIFFERENCES_TITLE = "Final values by arm and tier", "Paired differences"
@@ -77,7 +77,7 @@ def _arms_panel(report: ReportData, arms: Sequence[dict[str, Any]], tier: str, e
         solid = replace(look, dash="")
         marks.append(Dot(value["mean"], row, solid, tip, noise, not can_run, 5.5, text if can_run else f"({text})"))
         if arm["arm"] in REFERENCES and is_control(report, arm["arm"]) and not math.isnan(value["mean"]):
-            marks.append(Rule(value["mean"], look, tip=f"{arm['arm']}: {final}"))
+            marks.append(ReferenceLine(value["mean"], look, tip=f"{arm['arm']}: {final}"))
     parts = [f"{arm['arm']} {format_final(arm, tier, metric)}" for arm in arms]
     alt = f"{metric.title} on {tier} devices: {'; '.join(parts)}"
     axis = Axis(metric.axis_label, low=extent[0], high=extent[1])
@@ -169,7 +169,7 @@ def _differences(report: ReportData) -> list[Difference]:
 def _differences_panel(tier: str, differences: list[Difference]) -> Panel:
     this, metric = differences[0].this, differences[0].metric
     unit, others = metric.difference_unit.strip() or metric.name, [gap.other for gap in differences]
-    marks: list[MarkKind] = [Rule(0.0, Look("--ink"))]
+    marks: list[MarkKind] = [ReferenceLine(0.0, Look("--ink"))]
     for row, gap in enumerate(differences):
         color = ("--good" if gap.advantage > 0 else "--bad") if gap.beyond_noise else "--soft"
         noise = gap.noise if math.isfinite(gap.noise) else 0.0

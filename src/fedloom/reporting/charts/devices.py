@@ -25,7 +25,7 @@ from .drawing import (
     MarkKind,
     MissingChart,
     Panel,
-    Rule,
+    ReferenceLine,
     row_height,
     shorten,
 )
@@ -117,8 +117,8 @@ def _histogram(report: ReportData, metric: ComparedMetric, devices: Sequence[Dev
         marks.append(Bar(start + 0.05 * width, start + 0.95 * width, top, row + 0.45, tier_look(report, tier), tip))
     if metric.is_directed:
         worst, mean = _worst_mean(metric, devices), _mean(devices)
-        marks.append(Rule(worst, Look("--bad", "2 3"), f"worst tenth {metric.format(worst)}"))
-        marks.append(Rule(mean, Look("--ink", "7 3"), f"mean {metric.format(mean)}"))
+        marks.append(ReferenceLine(worst, Look("--bad", "2 3"), f"worst tenth {metric.format(worst)}"))
+        marks.append(ReferenceLine(mean, Look("--ink", "7 3"), f"mean {metric.format(mean)}"))
     by_tier = {tier: [device for device in devices if device.tier == tier] for tier in tiers}
     parts = [f"{tier} {_range(metric, of_tier)}" for tier, of_tier in by_tier.items()]
     alt = f"Histogram of {metric.name} per device: {'; '.join(parts)}"
@@ -230,7 +230,7 @@ def _gains_panel(report: ReportData, arm: str, gains: Sequence[float]) -> Panel:
     ends = f"from {metric.number(gains[0], '+')} to {metric.number(gains[-1], '+')}"
     alt = f"Gain of {arm} over training alone, device by device, {ends}"
     x = Axis("devices, sorted" + (f", one in {step}" if step > 1 else ""), low=-1, high=len(gains[::step]))
-    return Panel(alt, [Rule(0.0, INK, across="y"), *marks], x, Axis(f"gain, {unit}"), arm, width=NARROW)
+    return Panel(alt, [ReferenceLine(0.0, INK, across="y"), *marks], x, Axis(f"gain, {unit}"), arm, width=NARROW)
 
 
 def _worse_off_panel(report: ReportData, gains: dict[str, dict[tuple[int, str], float]]) -> Panel:

@@ -87,7 +87,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReferenceLine:
     """A line across the panel at a value of the x or the y axis."""
 
     value: float
@@ -109,7 +109,7 @@ class Cells:
     written: bool = False
 
 
-MarkKind = Line | Dot | Bar | Rule | Cells
+MarkKind = Line | Dot | Bar | ReferenceLine | Cells
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _values(marks: Sequence[MarkKind], of: Literal["x", "y"]) -> list[float]:
                 found += [mark.x - mark.spread, mark.x + mark.spread] if of == "x" else [mark.y]
             case Bar():
                 found += [mark.x0, mark.x1] if of == "x" else [mark.y0, mark.y1]
-            case Rule():
+            case ReferenceLine():
                 found += [mark.value] if mark.across == of else []
             case Cells():
                 pass
@@ -303,7 +303,7 @@ def render_svg(panel: Panel, prefix: str) -> str:
     lines = [mark for mark in marks if isinstance(mark, Line) and mark.labeled and mark.x]
     ends = _end_labels(lines)
     height = max(panel.height, int(ABOVE + below + LINE_HEIGHT * len(ends))) + (int(below) - BELOW)
-    rules = [mark for mark in marks if isinstance(mark, Rule) and mark.label]
+    rules = [mark for mark in marks if isinstance(mark, ReferenceLine) and mark.label]
     above = ABOVE + LINE_HEIGHT * _rule_lanes(rules)
     left, right = _left_margin(panel, marks), panel.width - _right_margin(ends, marks)
     x_low, x_high = _extent(panel.x, marks, "x")
@@ -328,7 +328,7 @@ def render_svg(panel: Panel, prefix: str) -> str:
 
 def _by_depth(marks: Sequence[MarkKind]) -> list[MarkKind]:
     """Rules and areas first, points last."""
-    order = {Cells: 0, Bar: 1, Rule: 2, Line: 3, Dot: 4}
+    order = {Cells: 0, Bar: 1, ReferenceLine: 2, Line: 3, Dot: 4}
     return sorted(marks, key=lambda mark: order[type(mark)])
 
 
@@ -418,7 +418,7 @@ def _draw_mark(mark: MarkKind, frame: Frame) -> list[str]:
             return _draw_dot(mark, frame)
         case Bar():
             return _draw_bar(mark, frame)
-        case Rule():
+        case ReferenceLine():
             return _draw_rule(mark, frame)
         case Cells():
             return _draw_cells(mark, frame)
@@ -505,7 +505,7 @@ def _draw_bar(bar: Bar, frame: Frame) -> list[str]:
     return [f'<g class="bar"{_owner(bar.look)}>{_tip(bar.tip)}<rect {box} fill="{_paint(bar.look)}"{seen}/>{label}</g>']
 
 
-def _draw_rule(rule: Rule, frame: Frame) -> list[str]:
+def _draw_rule(rule: ReferenceLine, frame: Frame) -> list[str]:
     if not math.isfinite(rule.value):
         return []
     dash = f' stroke-dasharray="{rule.look.dash}"' if rule.look.dash else ""
@@ -518,12 +518,12 @@ def _draw_rule(rule: Rule, frame: Frame) -> list[str]:
     ]
 
 
-def _rule_lanes(rules: Sequence[Rule]) -> int:
+def _rule_lanes(rules: Sequence[ReferenceLine]) -> int:
     """How many lines of text above the axes the labels of rules need: one each, so that they never meet."""
     return len([rule for rule in rules if rule.across == "x"])
 
 
-def _draw_rule_labels(rules: Sequence[Rule], frame: Frame) -> list[str]:
+def _draw_rule_labels(rules: Sequence[ReferenceLine], frame: Frame) -> list[str]:
     """The label of a rule across x, above the axes, one line each, and joined to its rule."""
     parts = []
     upright = sorted((rule for rule in rules if rule.across == "x"), key=lambda rule: rule.value)
