@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -48,21 +48,19 @@ class Compute:
     tf32: bool = False
     deterministic: bool = False
     devices: tuple[str, ...] = ()
+    is_cpu: bool = field(init=False, compare=False, default=True)
+    """True if nothing has to be moved."""
+    is_plain: bool = field(init=False, compare=False, default=True)
+    """True if models compute as torch does by default."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_cpu", self.torch_device.type == "cpu")
+        object.__setattr__(self, "is_plain", self.precision == "float32" and not self.compile)
 
     @property
     def torch_device(self) -> torch.device:
         """The device, as torch has it."""
         return torch.device(self.device)
-
-    @property
-    def is_cpu(self) -> bool:
-        """True if nothing has to be moved."""
-        return self.torch_device.type == "cpu"
-
-    @property
-    def is_plain(self) -> bool:
-        """True if models compute as torch does by default."""
-        return self.precision == "float32" and not self.compile
 
     @property
     def repeats_bits(self) -> bool:
@@ -289,7 +287,7 @@ def _map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return type(tree)(_map_tensors(function, value) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        values = {field.name: getattr(tree, field.name) for field in fields(tree) if field.init}
+        values = {one.name: getattr(tree, one.name) for one in fields(tree) if one.init}
         made = {name: _map_tensors(function, value) for name, value in values.items()}
         changed = {name: value for name, value in made.items() if value is not values[name]}
         return replace(tree, **changed) if changed else tree

@@ -52,7 +52,7 @@ def test_model_with_idle_devices_gives_the_gradients_of_running_ones(
     net = tiny_model(family)
     ran: list[int] = []
     plain = model_file.block_forward
-    monkeypatch.setattr(model_file, "block_forward", lambda m, count, **k: ran.append(count) or plain(m, count, **k))
+    monkeypatch.setattr(model_file, "block_forward", lambda m, count, *k: ran.append(count) or plain(m, count, *k))
     weights, draw = block_weights(net, 5), torch.Generator().manual_seed(0)
     x = torch.stack([net.random_inputs(draw, 3) for _ in range(5)])
     y = torch.zeros(5, 3, dtype=torch.int64)
