@@ -21,6 +21,7 @@ def my_metric(logits: Any, labels: Any) -> float:
     return float((logits.argmax(-1) == labels).double().mean())
 
 
+@pytest.mark.slow
 def test_design_snippet_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sim = fl.Simulation(

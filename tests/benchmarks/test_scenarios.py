@@ -72,6 +72,7 @@ def test_parse_scenario_accepts_a_unique_prefix() -> None:
         parse_scenario("ResNet")
 
 
+@pytest.mark.slow
 def test_tuning_scenario_runs_both_sides_and_counts_a_quarter_of_the_runs() -> None:
     with tuning(4, 1, 3, 1) as sides:
         assert sides.work == 4.0 and sides.theirs is not None

@@ -35,6 +35,7 @@ def test_run_on_device_has_the_sha256_of_the_cpu_and_says_where(fedloom, loom):
     assert fedloom("verify", "here", "--format", "json").data["tolerance"] == 0
 
 
+@pytest.mark.slow
 def test_run_that_does_not_fit_says_so_in_manifest_and_progress(fedloom, loom):
     run = ("run", "my.toml", "--set", "engine.devices_per_block=4", "--set", "data.devices=8")
     run = (*run, "--set", "training.last_batch=drop", "--workers", "1")

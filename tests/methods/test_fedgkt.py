@@ -205,7 +205,7 @@ def test_teach_logits_follow_example_order(sim: Any) -> None:
     box = transfer_inbox(sim)
     made, large = run_teach(sim, SMALL, box), SMALL.server_model(sim.fleet.global_model)
     examples = Examples(box["transfer"]["features"], box["transfer"]["labels"])
-    server = server_client(large, Adam(), examples, Schedule(SMALL.server_batch), seed=5)
+    server = server_client(large, Adam(), examples, Schedule(SMALL.server_batch), 5, large.classes)
     ready = with_batchnorm_statistics(server, {name: one[None] for name, one in made["weights"].items()})
     expected = large(ready, examples.x[None]).logits[0]
     assert torch.allclose(made["answers"]["logits"], expected, atol=1e-10)

@@ -458,6 +458,8 @@ def method_settings(method: str, tiers: int) -> dict[str, Any]:
     if "parts" in small:
         named = {"a": list(TIERS[: max(1, tiers - 1)]), "b": [TIERS[tiers - 1]]}
         small["parts"] = [{**part, "tiers": named[part["tiers"][0]]} for part in small["parts"][: min(2, tiers)]]
+    if "sizes" in small:
+        small["sizes"] = {name: 0.25**number for number, name in enumerate(TIERS[:tiers])}
     return small
 
 

@@ -87,7 +87,9 @@ class FedGH(PersonalModels):
         """The server's training, as a client whose examples are the devices' class means."""
         schedule = Schedule(self.server_batch, self.server_epochs)
         examples, seed = read_examples(inbox), int(inbox["draw"]["seed"])
-        server = server_client(header_model(client.model), Sgd(self.server_rate), examples, schedule, seed)
+        server = server_client(
+            header_model(client.model), Sgd(self.server_rate), examples, schedule, seed, client.model.classes
+        )
         return ClientResult(upload={"header": fit(server, inbox["header"], label_loss(server))})
 
     def eval_targets(self, server: Parcel) -> Mapping[str, EvalTarget]:

@@ -118,7 +118,9 @@ class FedGKT(PersonalModels):
         optimizer, schedule = Adam(self.server_rate, weight_decay=1e-4), Schedule(self.server_batch, self.server_epochs)
         features, teacher, labels = (inbox["transfer"][name][0] for name in ("features", "logits", "labels"))
         examples, seed = Examples(features, labels), int(inbox["draw"]["seed"])
-        server = server_client(self.server_model(client.model), optimizer, examples, schedule, seed)
+        server = server_client(
+            self.server_model(client.model), optimizer, examples, schedule, seed, client.model.classes
+        )
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             logits = server.model(weights, batch.x, batch.step_seeds).logits

@@ -121,7 +121,7 @@ class FedTGP(PrototypeModels):
         schedule, seed = Schedule(self.server_batch, self.server_epochs), int(inbox["draw"]["seed"])
         generator, examples = self.generator(client.model), read_examples(inbox)
         classes = torch.eye(client.model.classes, device=examples.x.device).unsqueeze(0)
-        server = server_client(generator, Sgd(self.server_rate), examples, schedule, seed)
+        server = server_client(generator, Sgd(self.server_rate), examples, schedule, seed, client.model.classes)
         margin = largest_margin(examples.x, examples.y, client.model.classes).clamp_max(self.max_margin)
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
