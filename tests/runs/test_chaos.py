@@ -7,7 +7,9 @@ import pytest
 from tests.chaos import FAMILIES, run_chaos
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [one if one in ("heterofl", "top_k") else pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES]
+)
 def test_resume_killed_run_gives_same_result(family: str, tmp_path: Path) -> None:
     result = run_chaos(family, kills=4, seed=0, home=tmp_path)
     assert result.kills == 4
