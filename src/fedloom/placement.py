@@ -54,7 +54,7 @@ class Compute:
     """True if models compute as torch does by default."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_cpu", self.torch_device.type == "cpu")
+        object.__setattr__(self, "is_cpu", self.device.partition(":")[0] == "cpu")
         object.__setattr__(self, "is_plain", self.precision == "float32" and not self.compile)
 
     @property

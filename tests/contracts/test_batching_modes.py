@@ -56,8 +56,11 @@ CHAOTIC = {
 }  # families in which rounding differences grow from step to step
 
 
-def tolerance_of(family: str) -> Tolerance:
-    return CHAOTIC.get(family, ORDINARY)
+GROWING = {"fedkd": Tolerance(8, 1e-10)}  # methods in which they do: its losses are divided by others that get small
+
+
+def tolerance_of(family: str, method: Method) -> Tolerance:
+    return CHAOTIC.get(family) or GROWING.get(type(method).__name__.lower(), ORDINARY)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BatchingMode],
 
 @pytest.fixture
 def sim(method: Method, family: str, world_for: Callable[..., Any], double: None) -> Any:
-    return world_for(method, family, sizes=SIZES, labels=LABELS, schedule=tolerance_of(family).schedule)
+    return world_for(method, family, sizes=SIZES, labels=LABELS, schedule=tolerance_of(family, method).schedule)
 
 
 @pytest.fixture
@@ -148,12 +151,14 @@ def expected(method: Method, family: str, learn: Callable[..., Result], known: d
 
 
 @pytest.fixture
-def agree(family: str, expected: Result, difference: Callable[[Parcel, Parcel], float]) -> Callable[[Result], None]:
+def agree(
+    method: Method, family: str, expected: Result, difference: Callable[[Parcel, Parcel], float]
+) -> Callable[[Result], None]:
     def check(found: Result) -> None:
-        assert difference(found.server, expected.server) <= tolerance_of(family).tolerance
+        assert difference(found.server, expected.server) <= tolerance_of(family, method).tolerance
         assert found.device_states.keys() == expected.device_states.keys()
         for name, parcel in found.device_states.items():
-            assert difference(parcel, expected.device_states[name]) <= tolerance_of(family).tolerance
+            assert difference(parcel, expected.device_states[name]) <= tolerance_of(family, method).tolerance
 
     return check
 
@@ -165,6 +170,7 @@ def agree(family: str, expected: Result, difference: Callable[[Parcel, Parcel], 
 )
 def test_batched_devices_learn_as_alone(
     way: BatchingMode,
+    method: Method,
     family: str,
     sim: Any,
     learn: Callable[..., Result],
@@ -181,7 +187,7 @@ def test_batched_devices_learn_as_alone(
     assert not (unfit and found.batched)
     agree(found)
     # a pooled device runs alone
-    assert counting.steps >= tolerance_of(family).steps if found.batched else counting.steps == 0
+    assert counting.steps >= tolerance_of(family, method).steps if found.batched else counting.steps == 0
 
 
 @pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method

@@ -117,8 +117,26 @@ def is_interleaved(model: ModelSpec, training: bool, tracking: bool = False) -> 
 
 @lru_cache(maxsize=256)
 def compiled_forward(model: ModelSpec, devices: int, training: bool, tracking: bool = False) -> BlockForward:
-    """`block_forward`, compiled for this number of devices."""
-    return cast(BlockForward, torch.compile(block_forward(model, devices, training, tracking)))
+    """`block_forward`, compiled for this number of devices; as it is where torch cannot compile it."""
+    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
+    plain = block_forward(model, devices, training, tracking)
+    compiled = cast(BlockForward, torch.compile(plain))
+
+    def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
+        try:
+            return compiled(weights, x, seeds)
+        except TorchDynamoException as error:
+            _warn_not_compiled(model, str(error).partition("\n")[0])
+            return plain(weights, x, seeds)
+
+    return run
+
+
+@lru_cache(maxsize=1024)
+def _warn_not_compiled(model: ModelSpec, reason: str) -> None:
+    """Once per model and reason."""
+    logger.warning("%s is not compiled, which is slower: %s", getattr(model.build, "__name__", "a model"), reason)
 
 
 @lru_cache(maxsize=256)

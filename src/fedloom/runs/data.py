@@ -268,9 +268,12 @@ def build_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels
     partition = limit_examples(partition, data.max_examples, generator(seed, MAX_EXAMPLES))
     if data.subsample:
         partition = subsample(partition, data.subsample.devices, data.subsample.keep, generator(seed, SUBSAMPLE))
-    return correlate_tiers_with_labels(
-        partition, labels, data.tier_label_correlation, generator(seed, TIER_LABEL_CORRELATION)
-    )
+    draw = generator(seed, TIER_LABEL_CORRELATION)
+    try:
+        return correlate_tiers_with_labels(partition, labels, data.tier_label_correlation, draw)
+    except ValueError as error:
+        key = ("data", "tier_label_correlation")
+        raise loaded.error(RecipeIssue(key, "RECIPE_VALUE", str(error), value=data.tier_label_correlation)) from error
 
 
 def _draw_partition(loaded: LoadedRecipe, registries: Registries, labels: Labels) -> Partition:
