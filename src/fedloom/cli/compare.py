@@ -125,8 +125,10 @@ def verdict_lines(result: "ComparisonResult") -> list[str]:
     subjects = {gain.this for gain in result.gains}
     named = len(subjects) > 1 or not result.finding.startswith(tuple(f"{name} " for name in subjects))
     gains = [_gain_line(gain, named) for gain in result.gains]
-    sentences = [result.finding, *result.notes, *gains, *map(str, result.claims)]
-    sentences += [line for line in result.statements if line not in sentences]
+    about_devices = [line for line in result.notes if "of devices" in line]  # the report has a section on them
+    notes = [line for line in result.notes if line not in about_devices]
+    sentences = [result.finding, *notes, *gains, *map(str, result.claims)]
+    sentences += [line for line in (*result.statements, *about_devices) if line not in sentences]
     lines: list[str] = []
     for number, sentence in enumerate(filter(None, sentences)):
         wrapped = wrap(sentence, "  ", "    ").splitlines()
