@@ -71,8 +71,11 @@ def test_compare_json_has_arms_and_verdict(compared):
         "targets",
         "claims",
         "overall",
+        "pairs",
+        "devices",
         "left_out",
         "failed",
+        "searches",
     ]
     assert result.data["run"] == "out"
     assert [record["arm"] for record in result.data["arms"]] == ARMS

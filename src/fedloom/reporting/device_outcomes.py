@@ -115,8 +115,10 @@ def device_sentences(arms: Sequence[Arm], outcomes: Sequence[DeviceOutcomes]) ->
     if first and first.worse_off:
         metric = arms[0].metric
         rate, burden = statistics.fmean(first.worse_off), statistics.fmean(first.burden)
+        lost = f"the average device loses {metric.number(burden)}{metric.difference_unit} by it"
         lines.append(
-            f"{first.arm} leaves {rate:.0f} % of {pluralize(first.devices, 'device')} worse off than {ALONE}; the "
-            f"average device loses {metric.number(burden)}{metric.difference_unit} by it"
+            f"{first.arm} leaves {rate:.0f} % of {pluralize(first.devices, 'device')} worse off than {ALONE}; {lost}"
+            if rate
+            else f"{first.arm} leaves none of {pluralize(first.devices, 'device')} worse off than {ALONE}"
         )
     return [*lines, *(str(gap) for gap in compare_worst_tenth(arms, outcomes))]

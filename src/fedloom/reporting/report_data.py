@@ -141,7 +141,8 @@ class ReportData:
     terms: ComparisonTerms
     command: str  # repeats it all
     equal: BudgetUnit = "rounds"  # the budget that arms share
-    notes: Sequence[str] = ()  # further sentences of the comparison
+    about_devices: Sequence[str] = ()  # sentences of the comparison on single devices
+    notes: Sequence[str] = ()  # its further sentences
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
     unpaired: str = ""  # why runs are only shown side by side; empty: they are compared
 
@@ -212,8 +213,10 @@ class ReportData:
             for group in self.groups
             for index in group.arm.failed
         ]
-        verdict = [*result.verdict, *budgets, *failures, *self.notes]
-        return replace(result, verdict=verdict, left_out=dict(self.left_out))
+        verdict = [*result.verdict, *budgets, *failures, *self.about_devices, *self.notes]
+        return replace(
+            result, verdict=verdict, left_out=dict(self.left_out), about_devices=list(self.about_devices)
+        )  # fmt: skip
 
     @property
     def missing_result_reason(self) -> str:
@@ -261,8 +264,11 @@ def _read_comparison(home: Path, test: str | None, metric: str | None) -> Report
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
     terms = _choose_test(terms, paired[0], test)
-    notes, left_out = description.get("notes", ()), description.get("left_out", {})
-    return ReportData(paired, terms, description["command"], description["equal"], notes, left_out)
+    about_devices, notes = (description.get(kind, ()) for kind in ("about_devices", "notes"))
+    return ReportData(
+        paired, terms, description["command"], description["equal"], about_devices, notes,
+        description.get("left_out", {}),
+    )  # fmt: skip
 
 
 def _read_group(home: Path, name: str, description: Mapping[str, Any], metric: str | None) -> Group:

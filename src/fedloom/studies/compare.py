@@ -208,16 +208,23 @@ class Comparison:
         failures = [f"{name} failed" for name in self.unfinished_runs()]
         outcomes = summarize_devices(counted, self._device_tiers())
         pairs = compare_pairs(counted, terms.tiers, terms.test, terms.examples)
-        verdict = [*result.verdict, *budgets, *failures, *self.notes(equal)]
-        return replace(result, verdict=verdict, left_out=dict(self.left_out), pairs=pairs, devices=outcomes)
+        about_devices = self.about_devices(equal)
+        verdict = [*result.verdict, *budgets, *failures, *about_devices, *self.notes()]
+        return replace(
+            result, verdict=verdict, left_out=dict(self.left_out), pairs=pairs, devices=outcomes,
+            about_devices=about_devices,
+        )  # fmt: skip
 
-    def notes(self, equal: BudgetUnit = "rounds") -> list[str]:
-        """Sentences that need more than the rows of tiers: single devices, searches, and arms that are the same."""
-        lines = []
-        if not self.unfinished_runs():
-            arms = limit_to_budget([self._arm(name) for name in self.experiments], equal)
-            lines = device_sentences(arms, summarize_devices(arms, self._device_tiers()))
-        return [*lines, *map(search_sentence, read_searches(self.home / SEARCH_FOLDER)), *self.identical_arms()]
+    def about_devices(self, equal: BudgetUnit = "rounds") -> list[str]:
+        """Sentences on single devices; none before every run has finished."""
+        if self.unfinished_runs():
+            return []
+        arms = limit_to_budget([self._arm(name) for name in self.experiments], equal)
+        return device_sentences(arms, summarize_devices(arms, self._device_tiers()))
+
+    def notes(self) -> list[str]:
+        """Sentences that need more than the rows: searches, and arms that are the same."""
+        return [*map(search_sentence, read_searches(self.home / SEARCH_FOLDER)), *self.identical_arms()]
 
     def _device_tiers(self) -> dict[str, str]:
         """The recipe's tier of each device; empty if tiers are redrawn every round."""
@@ -257,7 +264,7 @@ class Comparison:
         earlier = json.loads(path.read_text()) if path.is_file() else {}
         settings = {
             "equal": equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
-            "notes": self.notes(equal),
+            "about_devices": self.about_devices(equal), "notes": self.notes(),
         }  # fmt: skip
         arms = {}
         for name in self.experiments:

@@ -131,15 +131,19 @@ def start_comparison(
 ) -> Comparison:
     """Start the comparison that decides a claim, or resume it.
 
-    `recorded`: what the ledger has of an earlier one, whose kernels are used again, so that its sha256 can be compared.
+    `recorded`: what the ledger has of an earlier one, whose kernels are used again, so that its sha256 can be compared;
+    a comparison that has begun keeps the kernels it began with.
     """
     folder = row_folder(home, Path(claim.recipe).stem, sets)
-    kernels = [] if recorded is None else [f'engine.kernels="{recorded_kernels(recorded)}"']
-    loaded = load(recipes / claim.recipe, context.registries, [*kernels, *sets])
+    manifest = read_manifest(folder) if is_comparison(folder) else None
+    kernels = recorded_kernels(recorded) if recorded is not None else None
+    if manifest is not None:
+        kernels = next(iter(manifest["arms"].values())).get("engine", {}).get("kernels")
+    pinned = [f'engine.kernels="{kernels}"'] if kernels else []
+    loaded = load(recipes / claim.recipe, context.registries, [*pinned, *sets])
     planned = plan_comparison(loaded, context.registries, seeds, (), folder, context.data, context.workers)
-    if not is_comparison(folder):
+    if manifest is None:
         return planned
-    manifest = read_manifest(folder)
     before = {key: manifest[key] for key in ("arms", "seeds")}
     arms = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
     check_same_recipe(folder, before, {"arms": arms, "seeds": planned.seeds})
