@@ -7,7 +7,7 @@ entry: over the devices whose slice has the entry. Where only one device has it,
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..client import Batch, Client, ClientResult, fit, gradient, label_loss, lik
 from ..fleet import Device, Fleet, RoundContext
 from ..footprints import ClientUpdate
 from ..models import Model
-from ..settings import Positive
+from ..settings import Positive, SearchRange
 from ..tensors import Parcel, Tensors, combine, finite_devices, per_device
 from ._reply_share import reply_shares
 from .method import Method, MethodInfo, fixed_tiers_problem
@@ -43,7 +43,7 @@ class Scaffold(Method):
     )
 
     option: Literal["I", "II"] = "II"
-    global_lr: Positive = 1.0
+    global_lr: Annotated[Positive, SearchRange(0.3, 3.0, log=True)] = 1.0
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         server = super().start(fleet, seed, warm_start)
