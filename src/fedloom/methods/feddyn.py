@@ -70,7 +70,8 @@ class FedDyn(Method):
         received, local_gradient, labels = inbox["weights"], client.state["gradient"], label_loss(client)
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            return labels(weights, batch) + dynamic_regularizer(weights, received, local_gradient, self.alpha)
+            regularizer = dynamic_regularizer(weights, received, local_gradient, self.alpha)
+            return labels(weights, batch) + regularizer
 
         trained = fit(client, received, loss)
         after = next_gradient(local_gradient, trained, received, self.alpha)
