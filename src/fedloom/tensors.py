@@ -187,6 +187,17 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
 
 
+def finite_devices(tensors: Tensors) -> Tensor:
+    """[K]: True for devices whose numbers are all finite.
+
+    Parameters
+    ----------
+    tensors : a bundle, [K, ...].
+    """
+    each = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tensor in tensors.values()]
+    return torch.stack(each).all(0)
+
+
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
     if all(tensor is tensors[0] for tensor in tensors):
         return tensors[0].expand(len(tensors), *tensors[0].shape)

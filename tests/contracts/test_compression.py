@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedloom.engines import Compression
-from fedloom.engines.compression import HalfPrecision, Int8
+from fedloom.engines.compression import HalfPrecision, Int8, LowRank
 from fedloom.methods import Method
 from fedloom.testing.methods import SPARSE_UPLINK, check_compression
 
@@ -17,6 +17,7 @@ CODECS = {
     "float16": Compression(HalfPrecision(torch.float16), HalfPrecision(torch.float16)),
     "int8": Compression(Int8(), Int8()),
     "top_k": SPARSE_UPLINK,
+    "low_rank": Compression(LowRank(0.25)),
 }
 
 

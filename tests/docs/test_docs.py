@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def section_anchors(page: Path) -> set[str]:
     """The anchors that Markdown renderers give to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_results_page_section_of_claims_is_what_reproduce_writes(tmp_path: Path) -> None:
+    from fedloom.api.reproduce import rewrite_page
+    from fedloom.studies.published import read_claims
+
+    names = ("results.json", "results.md", "analyses.toml")
+    for name in names:
+        shutil.copy(DOCS / name, tmp_path)
+    rewrite_page(tmp_path / "results.json", read_claims(ROOT / "recipes"))
+    assert [name for name in names if (tmp_path / name).read_bytes() != (DOCS / name).read_bytes()] == []
 
 
 def test_readme_methods_are_complete() -> None:

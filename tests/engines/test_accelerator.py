@@ -1,5 +1,6 @@
 """Every method on the fake accelerator "loom": the bits of the CPU, few copies across, and no value read back."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -8,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.client import Batch, Client, ClientResult, Sgd, Step, fit, label_loss, like, on_device
+from fedloom.client import Batch, Client, ClientResult, Schedule, Sgd, Step, fit, label_loss, like, on_device
 from fedloom.data import Examples
 from fedloom.engines import InProcess, WorkerContext, WorkerPool
 from fedloom.engines.in_process import make_blocks, run_block
 from fedloom.methods import Method
+from fedloom.methods.scaffold import Scaffold
 from fedloom.models import StepSeeds
 from fedloom.placement import Compute, enter, leave, resident, resolve_device
 from fedloom.runs.build import build_task_registry
@@ -266,6 +268,17 @@ def test_float16_overflow_skips_the_step_of_that_device_only() -> None:
     trained = fit(client, {"w": torch.ones(2, 3)}, loss)
     assert torch.allclose(trained["w"][0], torch.full((3,), 0.7))
     assert torch.equal(trained["w"][1], torch.ones(3))
+
+
+def test_scaffold_in_float16_counts_no_overflow_in_its_control_variates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps overflow and are skipped: their gradients must not reach what devices keep and send."""
+    monkeypatch.setattr(sys.modules["fedloom.client.fit"], "FIRST_SCALE", 2.0**24)
+    method, schedule = Scaffold(), Schedule(batch_size=4, epochs=12)
+    world = TinyWorld.for_method(method, "mlp", sizes=(8, 8), schedule=schedule)
+    server = world.play(method, world.engine(method, compute=Compute(precision="float16")), rounds=1)
+    full = world.play(method, world.engine(method), rounds=1)
+    assert world.refusals == []
+    assert 0.1 < relative_distance({"c": server["control"]}, {"c": full["control"]}) < 1  # other steps, as large
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from fedloom.engines.compression import (
     FullUpdate,
     HalfPrecision,
     Int8,
+    LowRank,
     Malformed,
     TopK,
     is_compressible,
@@ -22,7 +23,7 @@ from fedloom.tensors import Tensors
 
 EVERY: list[Compressor] = [
     FullUpdate(), HalfPrecision(torch.float16), HalfPrecision(torch.bfloat16),
-    Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0),
+    Int8(), Int8("tensor"), TopK(0.1), TopK(0.02), TopK(1.0), LowRank(0.3), LowRank(1.0),
 ]  # fmt: skip
 
 
@@ -120,6 +121,25 @@ def test_top_k_positions_use_shorter_encoding(share: float, kind: torch.dtype, s
     assert (shape, dtype) == ((size,), kind)
 
 
+@given(tensors(), st.floats(0.01, 1.0))
+def test_low_rank_is_the_nearest_of_its_rank(tensor: Tensor, share: float) -> None:
+    """By Eckart and Young its squared error is the sum of the squares of the singular values that are left out."""
+    values = torch.linalg.svdvals(tensor.flatten(1).double())
+    rank = math.ceil(share * len(values) - 1e-9)
+    found = read(LowRank(share), tensor)
+    scale = float(values[0]) * (1e-12 if tensor.dtype == torch.float64 else 1e-5)
+    lost = torch.linalg.vector_norm((found - tensor).double())
+    assert float(lost) == pytest.approx(float(values[rank:].square().sum().sqrt()), abs=scale)
+    assert bool((torch.linalg.svdvals(found.flatten(1).double())[rank:] <= scale).all())
+
+
+def test_low_rank_of_share_sends_thin_factors_and_nan() -> None:
+    assert LowRank(0.25).parts((16, 4, 3, 3), torch.float32) == {
+        "left": ((16, 4), torch.float32), "right": ((4, 36), torch.float32),
+    }  # fmt: skip
+    assert read(LowRank(0.5), torch.tensor([[1.0, math.inf], [1.0, 2.0]])).isnan().any()
+
+
 def bits(*places: int, entries: int = 12) -> Tensor:
     made = torch.zeros(-(-entries // 8), dtype=torch.uint8)
     for place in places:
@@ -163,7 +183,8 @@ def test_is_compressible_only_float_matrices(shape: tuple[int, ...], dtype: torc
 
 
 def test_uplink_registry_names_every_compressor() -> None:
-    assert {name: made(**({"share": 0.1} if name == "top_k" else {})) for name, made in COMPRESSORS.items()} == {
+    settings = {"top_k": {"share": 0.1}, "low_rank": {"share": 0.1}}
+    assert {name: made(**settings.get(name, {})) for name, made in COMPRESSORS.items()} == {
         "float16": HalfPrecision(torch.float16), "bfloat16": HalfPrecision(torch.bfloat16),
-        "int8": Int8(), "top_k": TopK(0.1),
+        "int8": Int8(), "top_k": TopK(0.1), "low_rank": LowRank(0.1),
     }  # fmt: skip

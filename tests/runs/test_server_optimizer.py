@@ -91,18 +91,31 @@ def test_run_with_server_optimizer_resumed_gives_same_bits(
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ("standalone", "standalone averages nothing"),
-        ("scaffold", "scaffold has a server step of its own, method.global_lr"),
-        ("feddyn", "feddyn corrects the average by a state of its own"),
-        ("centralized", "centralized trains in one place and has nothing to average"),
+        ({"name": "standalone"}, "standalone averages nothing"),
+        ({"name": "scaffold"}, "scaffold has a server step of its own, method.global_lr"),
+        ({"name": "feddyn"}, "feddyn corrects the average by a state of its own"),
+        ({"name": "depthfl", "feddyn": 0.1}, "depthfl corrects the average by FedDyn's state, method.feddyn"),
+        ({"name": "inclusivefl"}, "inclusivefl averages something else than its server state"),
+        ({"name": "fiarse"}, "fiarse averages something else than its server state"),
+        ({"name": "centralized"}, "centralized trains in one place and has nothing to average"),
     ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_check_server_optimizer_that_makes_no_sense_is_refused_by_name(
-    method: str, reason: str, document: Callable[..., dict[str, Any]]
+    method: dict[str, Any], reason: str, document: Callable[..., dict[str, Any]]
 ) -> None:
     one_tier = {"tiers": [{"name": "all", "share": 1.0}]}
+    net = {"family": "convnet", "hidden": [4, 4], "exit_after": "every"}
     with pytest.raises(RecipeError, match=f"{reason}; aggregation.server_optimizer has no effect"):
-        fedloom.check(document(method={"name": method}, aggregation=ADAM, **MLP, **one_tier))
+        fedloom.check(document(method=method, aggregation=ADAM, **{**MLP, "model": net}, **one_tier))
+
+
+def test_check_server_optimizer_of_depthfl_without_feddyn_is_admitted(
+    document: Callable[..., dict[str, Any]],
+) -> None:
+    net = {"family": "convnet", "hidden": [4, 4], "exit_after": "every"}
+    sections = {**MLP, "model": net, "tiers": [{"name": "all", "share": 1.0}]}
+    assert fedloom.check(document(method={"name": "depthfl"}, aggregation=ADAM, **sections)) is None  # it would raise
 
 
 @pytest.mark.parametrize(

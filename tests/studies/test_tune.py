@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedloom as fl
+from fedloom.methods import METHODS
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
-from fedloom.recipe.search_space import build_space, declared_space, parse_searched
+from fedloom.recipe.search_space import build_space, declared_domains, declared_space, parse_searched
+from fedloom.registry import settable_parameters
 from fedloom.runs.data import read_data
 from fedloom.runs.folder import read_manifest
 from fedloom.settings import SearchChoices, SearchRange
@@ -189,6 +191,17 @@ def test_parse_searched_reads_ranges_and_values(text: str, domain: Any) -> None:
 def test_parse_searched_refuses_what_is_no_range(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_searched(text)
+
+
+def test_declared_ranges_of_methods_hold_their_defaults() -> None:
+    declared = {name: declared_domains(METHODS[name]) for name in METHODS.built_in}
+    with_strengths = {"scaffold", "feddyn", "depthfl", "scalefl", "fd", "fedproto", "fedtgp", "fedgh", "fml"}
+    assert with_strengths <= {name for name, domains in declared.items() if domains}
+    for name, domains in declared.items():
+        for key, domain in domains.items():
+            default = settable_parameters(METHODS[name])[key].default
+            if isinstance(domain, SearchRange) and default is not None:
+                assert domain.low <= default <= domain.high, (name, key)
 
 
 def test_declared_space_has_optimizer_schedule_and_strengths() -> None:

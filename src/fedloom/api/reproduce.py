@@ -234,6 +234,8 @@ def _decide_claims(name: str | None, paths: ClaimPaths, context: ReproduceContex
             if any(other.name not in decided for other in known.decided_with(claim))
         ]
     )
+    if not name and not paths.sets and paths.results.is_file():
+        rewrite_page(paths.results, known)  # the list may have changed, whether or not its comparisons can be run here
     entries, failures = list[Record](), dict[str, str]()
     for claim in selected:
         try:
@@ -243,8 +245,6 @@ def _decide_claims(name: str | None, paths: ClaimPaths, context: ReproduceContex
                 raise
             failures[claim.recipe] = error.message
             logger.warning("%s could not be run: %s", claim.recipe, error.message)
-    if not selected:
-        _rewrite_page(paths.results, known)  # the texts of claims may have changed
     return ClaimsResult(tuple(entries), failures)
 
 
@@ -268,11 +268,12 @@ def _decide(
     if not paths.sets:
         manifests = {claim.recipe: collect_manifests(planned)}
         update_ledger(paths.results, entries, manifests, [other.name for other in known.claims])
-        _rewrite_page(paths.results, known)
+        rewrite_page(paths.results, known)
     return entries
 
 
-def _rewrite_page(results: Path, known: ClaimList) -> None:
+def rewrite_page(results: Path, known: ClaimList) -> None:
+    """Write the section of claims of the page beside a ledger, with the texts and the number of claims of today."""
     texts = {
         claim.name: {"paper": claim.paper, "statement": claim.statement, "published": claim.published}
         for claim in known.claims

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..data import CLASSIFICATION, Examples, LearningTask, Preparation
 from ..models import Model, Outputs, StepSeeds
-from ..tensors import Parcel, Tensors, combine, per_device
+from ..tensors import Parcel, Tensors, combine, finite_devices, per_device
 from .optimizers import JoinedOptimizer, Optimizer
 from .plan import Step
 
@@ -220,7 +220,7 @@ def sum_batch_statistics(client: Client, weights: Tensors, max_batches: int | No
         if max_batches is not None and step.number >= max_batches:
             continue
         statistics = client.model.batch_statistics(weights, client.batch(step).x, step.step_seeds)
-        counts = step.active.bool() & _is_finite(statistics)  # a single value has no variance
+        counts = step.active.bool() & finite_devices(statistics)  # a single value has no variance
         for name, sums in total.items():
             sums += torch.where(per_device(counts, sums), statistics[name], 0)
         batches += counts
@@ -277,9 +277,3 @@ def evaluate_without_padding(
     for k, values in by_device.items():
         found[k, : len(values)] = values
     return found
-
-
-def _is_finite(tensors: Tensors) -> Tensor:
-    """[K]: True for devices whose tensors are all finite."""
-    each = [torch.isfinite(tensor).reshape(len(tensor), -1).all(1) for tensor in tensors.values()]
-    return torch.stack(each).all(0)

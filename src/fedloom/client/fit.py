@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models.lanes import lay_out
-from ..tensors import Tensors, combine, per_device
+from ..tensors import Tensors, combine, finite_devices, per_device
 from .client import Batch, Client
 from .lane_optimizers import in_lanes
 from .plan import group_steps
@@ -82,8 +82,7 @@ def _first_scale(client: Client, weights: Tensors) -> Tensor | None:
 
 def _skip_overflow(grads: Tensors, active: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Devices whose gradient is not finite skip the step and halve their scale. Nothing waits for an accelerator."""
-    each = [torch.isfinite(grad).reshape(len(grad), -1).all(1) for grad in grads.values()]
-    finite = torch.stack(each).all(0)
+    finite = finite_devices(grads)
     return active * finite, torch.where(finite, (scale * GROWTH).clamp_max(LARGEST_SCALE), scale / 2)
 
 

@@ -1,4 +1,4 @@
-"""Parcels in fewer bytes: half precision, 8-bit integers, or the largest entries alone.
+"""Parcels in fewer bytes: half precision, 8-bit integers, the largest entries alone, or factors of low rank.
 
 What travels is a parcel again, so it is counted, serialized and admitted like any other; its layout follows from shapes
 and dtypes alone. Devices upload what they changed, and the server adds that to its own weights, so that rounding on
@@ -161,6 +161,43 @@ class TopK:
         return made.view(shape)
 
 
+@dataclass(frozen=True)
+class LowRank:
+    """Low rank: a matrix is sent as the product of two thin ones, the nearest of that rank.
+
+    A kernel of a convolution is a matrix with one row per output channel. The rank follows from the shape, not from the
+    values, so that the size of a message is known beforehand.
+
+    Parameters
+    ----------
+    share : the rank, as a share of the full rank, the smaller of the numbers of rows and columns.
+    error_feedback : whether what is left out is kept by the device and added to its next update.
+    """
+
+    share: Share
+    error_feedback: bool = True
+    of_updates = True
+
+    def rank(self, shape: Shape) -> int:
+        return max(1, math.ceil(self.share * min(shape[0], math.prod(shape[1:])) - 1e-9))
+
+    def parts(self, shape: Shape, dtype: torch.dtype) -> Layout:
+        rank = self.rank(shape)
+        return {"left": ((shape[0], rank), dtype), "right": ((rank, math.prod(shape[1:])), dtype)}
+
+    def encode(self, tensor: Tensor) -> dict[str, Tensor]:
+        matrix, rank = tensor.flatten(1), self.rank(tuple(tensor.shape))
+        if not bool(matrix.isfinite().all()):  # it has no singular values: NaN is sent and not hidden
+            layout = self.parts(tuple(tensor.shape), tensor.dtype)
+            return {name: torch.full(shape, math.nan, dtype=dtype) for name, (shape, dtype) in layout.items()}
+        left, values, right = torch.linalg.svd(matrix.to(torch.float64), full_matrices=False)
+        factors = {"left": left[:, :rank] * values[:rank], "right": right[:rank]}
+        return {name: factor.to(tensor.dtype).contiguous() for name, factor in factors.items()}
+
+    def decode(self, parts: Tensors, shape: Shape, dtype: torch.dtype) -> Tensor:
+        return (parts["left"] @ parts["right"]).view(shape)
+
+
 def float16() -> Compressor:
     """Half precision, IEEE 754: 11 bits of mantissa, values up to 65,504."""
     return HalfPrecision(torch.float16)
@@ -172,7 +209,7 @@ def bfloat16() -> Compressor:
 
 
 COMPRESSORS: Registry[Callable[..., Compressor]] = Registry(
-    "compressors", {"float16": float16, "bfloat16": bfloat16, "int8": Int8, "top_k": TopK}
+    "compressors", {"float16": float16, "bfloat16": bfloat16, "int8": Int8, "top_k": TopK, "low_rank": LowRank}
 )
 """One that compresses updates alone (`of_updates`) is for the uplink only."""
 

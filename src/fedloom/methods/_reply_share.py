@@ -1,11 +1,12 @@
 """Participation by entry, for methods whose server state is a mean over all devices, also those that did not reply.
 
 In a paper where all devices have the same model it is one number, |S| / N. With nested models every entry has its own:
-a device counts only where its slice has the entry.
+a reply counts only where its slice has the entry.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,14 +15,17 @@ from ..footprints import count_contributors
 from ..tensors import Tensors
 
 
-def reply_shares(context: RoundContext, weights: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-    """For each entry, the share of the devices holding it that replied.
+def reply_shares(
+    context: RoundContext, weights: Tensors, replies: Sequence[Reply], of: Literal["holders", "everyone"] = "holders"
+) -> dict[str, Tensor]:
+    """For each entry, the replies that cover it as a share of the devices.
 
     Parameters
     ----------
     context : the round, whose eligible devices are the paper's N.
     weights : the global weights.
     replies : the replies of the round.
+    of : the share of the devices that hold the entry ("holders"), or of all devices ("everyone").
 
     Returns
     -------
@@ -34,7 +38,7 @@ def reply_shares(context: RoundContext, weights: Tensors, replies: Sequence[Repl
     def count(name: str, weight: Tensor, tiers: Counter[str]) -> Tensor:
         return count_contributors(name, weight, [(footprints[tier], float(size)) for tier, size in tiers.items()])
 
-    return {
-        name: count(name, weight, replied) / count(name, weight, devices).clamp_min(1)
-        for name, weight in weights.items()
-    }
+    def whole(name: str, weight: Tensor) -> Tensor | int:
+        return devices.total() if of == "everyone" else count(name, weight, devices).clamp_min(1)
+
+    return {name: count(name, weight, replied) / whole(name, weight) for name, weight in weights.items()}

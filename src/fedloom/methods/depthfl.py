@@ -5,17 +5,19 @@ classifiers of a device teach each other, so that deep ones, which few devices t
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, ClientResult, distance, distillation_loss, fit, like, on_device, supervised_loss
-from ..fleet import Device, Fleet, Reply, RoundContext
-from ..footprints import ClientUpdate
-from ..settings import FrozenDict, Natural, NonNegative
-from ..tensors import Parcel, Tensors, combine, inner
+from ..client import Batch, Client, ClientResult, distillation_loss, fit, like, on_device, supervised_loss
+from ..fleet import Device, Fleet, RoundContext
+from ..footprints import ClientUpdate, updated_entries
+from ..settings import FrozenDict, Natural, NonNegative, SearchRange
+from ..tensors import Parcel, Tensors, combine
+from ._dynamic_regularization import correct_mean, dynamic_regularizer, next_gradient
+from ._reply_share import reply_shares
 from .method import Method, MethodInfo, early_exit_problem, fixed_tiers_problem
 
 
@@ -35,7 +37,8 @@ class DepthFL(Method):
     ramp_up : the rounds over which that weight grows as exp(-5 (1 - t / ramp_up)^2), as in that baseline; 0: it is
         constant.
     feddyn : the strength of FedDyn's dynamic regularization, its alpha: 0.1 in the rows "DepthFL" of Table 2; 0, as in
-        its rows "DepthFL (FedAvg)": none. Devices then keep a correction, and train with plain SGD.
+        its rows "DepthFL (FedAvg)": none. With it devices keep a correction, and train with plain SGD. As in that
+        baseline the server's h is a mean over all devices, also for weights that only some of them hold.
     """
 
     info = MethodInfo(
@@ -45,7 +48,7 @@ class DepthFL(Method):
         example_settings=FrozenDict(ramp_up=5),
     )
 
-    distillation: NonNegative = 1.0
+    distillation: Annotated[NonNegative, SearchRange(0.1, 10.0, log=True)] = 1.0
     ramp_up: Natural = 300
     feddyn: NonNegative = 0.0
 
@@ -64,7 +67,12 @@ class DepthFL(Method):
         replies = context.ask(self.train, inboxes)
         updates = [ClientUpdate(reply.device.footprint, reply.upload["weights"], 1.0) for reply in replies]
         weights = context.aggregate(server["weights"], updates)
-        return self._corrected(server, weights, replies, context) if self.feddyn else {"weights": weights}
+        if not self.feddyn:
+            return {"weights": weights}
+        shares = reply_shares(context, server["weights"], replies, of="everyone")
+        updated = updated_entries(context.aggregate, server["weights"], updates)
+        weights, h = correct_mean(weights, server["weights"], server["correction"], shares, updated, self.feddyn)
+        return {"weights": weights, "correction": h}
 
     def strength_at(self, round_number: int) -> float:
         """The weight of the divergence in a round.
@@ -88,39 +96,21 @@ class DepthFL(Method):
                 divergence = torch.stack([distillation_loss(*pair, client.task) for pair in pairs]).sum(0)
                 total = total + inbox["distillation"]["strength"] / (len(exits) - 1) * divergence
             if self.feddyn:
-                total = total - inner(client.state["correction"], weights) + self.feddyn * distance(weights, received)
+                total = total + dynamic_regularizer(weights, received, client.state["correction"], self.feddyn)
             return total
 
         trained = fit(client, received, loss)
         if not self.feddyn:
             return ClientResult(upload={"weights": trained})
-        moved = combine(
-            lambda c, new, old: c - self.feddyn * (new - old), client.state["correction"], trained, received
-        )
-        return ClientResult(upload={"weights": trained}, state={"correction": moved})
-
-    def _corrected(self, server: Parcel, mean: Tensors, replies: Sequence[Reply], context: RoundContext) -> Parcel:
-        """FedDyn's server step, entry by entry: h moves by the share of all devices that trained the entry."""
-        old, devices = server["weights"], len(context.fleet.eligible_indices(context.number))
-        zeros, ones = combine(torch.zeros_like, old), combine(torch.ones_like, old)
-        trained_by = zeros
-        for reply in replies:
-            footprint = reply.device.footprint
-            trained_by = combine(torch.add, trained_by, footprint.write(zeros, footprint.read(ones)))
-        correction = combine(
-            lambda h, count, new, before: h - self.feddyn * count / devices * (new - before),
-            server["correction"],
-            trained_by,
-            mean,
-            old,
-        )
-        weights = combine(
-            lambda new, h, count: torch.where(count > 0, new - h / self.feddyn, new), mean, correction, trained_by
-        )
-        return {"weights": weights, "correction": correction}
+        after = next_gradient(client.state["correction"], trained, received, self.feddyn)
+        return ClientResult(upload={"weights": trained}, state={"correction": after})
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         return early_exit_problem("depthfl", fleet) or (fixed_tiers_problem(fleet) if self.feddyn else None)
+
+    @property
+    def server_step(self) -> str:
+        return "corrects the average by FedDyn's state, method.feddyn" if self.feddyn else ""
 
     @property
     def dp_uncovered(self) -> str:

@@ -6,6 +6,7 @@ also drawn to what the other devices predict, on average, for its class.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from ..client import Batch, Client, ClientResult, Layout, fit, on_device, supervised_loss
 from ..fleet import Fleet, Reply, RoundContext
 from ..models import Model
-from ..settings import NonNegative
+from ..settings import NonNegative, SearchRange
 from ..tensors import Parcel, Tensors
 from ._personal import PersonalModels
 from ._prototypes import class_sums
@@ -25,8 +26,8 @@ class FD(PersonalModels):
     """FD: devices with any models share their mean outputs for each class, and learn from those of the others.
 
     Outputs are probabilities, averaged while a device trains, and a device's target leaves its own out, as in the
-    paper. A class that only some devices have is averaged over these. HtFLlib's program differs: it
-    shares raw logits, and its targets include the device's own.
+    paper. A class that only some devices have is averaged over these. HtFLlib's program differs: it shares raw logits,
+    and its targets include the device's own.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ class FD(PersonalModels):
         needs="class_labels",
     )
 
-    strength: NonNegative = 1.0
+    strength: Annotated[NonNegative, SearchRange(0.1, 10.0, log=True)] = 1.0
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         classes, names = fleet.global_model.classes, [device.name for device in fleet.eligible_devices(1)]
@@ -58,10 +59,8 @@ class FD(PersonalModels):
 
     @on_device(sends={"outputs": "upload_layout"}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
-        target, row = (
-            inbox["target"],
-            torch.arange(len(client.seen_labels), device=client.seen_labels.device).unsqueeze(1),
-        )
+        target, seen = inbox["target"], client.seen_labels
+        row = torch.arange(len(seen), device=seen.device).unsqueeze(1)
         sums: list[tuple[Tensor, Tensor]] = []
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:

@@ -1,23 +1,26 @@
 """FedDyn. Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 
-Every device keeps an estimate of its gradient, which its loss is bent by, so that what is stationary for all devices
+Every device keeps an estimate of its gradient, by which its loss is changed, so that what is stationary for all devices
 is stationary for the global model. The server keeps h, the mean of these over all devices. With nested models h is a
 mean entry by entry, over the devices whose slice has the entry; entries that no reply covers keep weights and h.
 
-The authors' code differs from the paper: it divides alpha by a device's share of the examples, clips gradients, and
-reports the mean of the uploads, without h. Here all is as in the paper, and the server's model is evaluated.
+The authors' code differs from the paper: it divides alpha by a device's number of examples, relative to the mean of all
+devices, clips gradients, and reports the mean of the uploads, without h. Here all is as in the paper, and the server's
+model is evaluated.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client, ClientResult, distance, fit, label_loss, like, on_device
+from ..client import Batch, Client, ClientResult, fit, label_loss, like, on_device
 from ..fleet import Device, Fleet, RoundContext
 from ..footprints import ClientUpdate, updated_entries
-from ..settings import NonNegative
-from ..tensors import Parcel, Tensors, combine, inner
+from ..settings import NonNegative, SearchRange
+from ..tensors import Parcel, Tensors, combine
+from ._dynamic_regularization import correct_mean, dynamic_regularizer, next_gradient
 from ._reply_share import reply_shares
 from .method import Method, MethodInfo, fixed_tiers_problem
 
@@ -39,7 +42,7 @@ class FedDyn(Method):
         server_step="corrects the average by a state of its own",
     )
 
-    alpha: NonNegative = 0.01
+    alpha: Annotated[NonNegative, SearchRange(0.001, 0.1, log=True)] = 0.01
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         server = super().start(fleet, seed, warm_start)
@@ -59,31 +62,19 @@ class FedDyn(Method):
             return {"weights": mean, "h": server["h"]}
         shares = reply_shares(context, before, replies)  # |P| / m, entry by entry
         updated = updated_entries(context.aggregate, before, updates)
-
-        def next_h(h: Tensor, old: Tensor, mean: Tensor, share: Tensor) -> Tensor:
-            return h.double() - self.alpha * share * (mean.double() - old.double())
-
-        h = combine(next_h, server["h"], before, mean, shares)
-        weights = combine(lambda mean, h: mean.double() - h / self.alpha, mean, h)
-
-        def where_updated(new: Tensor, old: Tensor, updated: Tensor) -> Tensor:
-            return torch.where(updated, new.to(old.dtype), old)
-
-        return {
-            "weights": combine(where_updated, weights, before, updated),
-            "h": combine(where_updated, h, server["h"], updated),
-        }
+        weights, h = correct_mean(mean, before, server["h"], shares, updated, self.alpha)
+        return {"weights": weights, "h": h}
 
     @on_device(sends={"weights": like("weights")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         received, local_gradient, labels = inbox["weights"], client.state["gradient"], label_loss(client)
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            regularizer = self.alpha * distance(weights, received) - inner(local_gradient, weights)
+            regularizer = dynamic_regularizer(weights, received, local_gradient, self.alpha)
             return labels(weights, batch) + regularizer
 
         trained = fit(client, received, loss)
-        after = combine(lambda g, new, old: g - self.alpha * (new - old), local_gradient, trained, received)
+        after = next_gradient(local_gradient, trained, received, self.alpha)
         return ClientResult(upload={"weights": trained}, state={"gradient": after})
 
     def check_fleet(self, fleet: Fleet) -> str | None:

@@ -6,6 +6,7 @@ all of them, and in the next round every device trains with it in place of its o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from ..client import Client, ClientResult, Layout, Schedule, Sgd, fit, label_los
 from ..fleet import DeviceModel, EvalTarget, Fleet, ModelWeights, RoundContext
 from ..models import Model, build_model
 from ..seeds import SERVER_ORDER, TEACH
-from ..settings import Count, Positive
+from ..settings import Count, Positive, SearchRange
 from ..tensors import Parcel, Tensors
 from ._personal import PersonalModels
 from ._prototypes import (
@@ -53,7 +54,7 @@ class FedGH(PersonalModels):
         needs="class_labels",
     )
 
-    server_rate: Positive = 0.01
+    server_rate: Annotated[Positive, SearchRange(0.001, 0.1, log=True)] = 0.01
     server_batch: Count = 1
     server_epochs: Count = 1
 

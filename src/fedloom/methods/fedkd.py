@@ -1,7 +1,7 @@
 """FedKD. Wu et al., Communication-Efficient Federated Learning via Knowledge Distillation, Nat. Commun. 2022, Alg. 1.
 
 As in FML a device's own model, the mentor, and a small shared net, the mentee, learn from each other: the more, the
-better their predictions are. Only the main singular values of the shared net's updates are sent, in both directions.
+better their predictions are. Of the shared net's updates only the main singular values are kept, in both directions.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,15 @@ class FedKD(SharedNet):
     Both distillation terms are divided by the sum of the nets' label losses, gradient included. So they grow without
     bound as these approach 0: clip gradients (`training.optimizer.clip_norm`). The hidden states that are compared are
     the inputs of the last layers; attention maps, which the paper's transformers also compare, are left out. A kernel
-    of a convolution is cut as a matrix with one row per output channel. The authors' program sends nothing of a tensor
-    whose energy only all of its singular values exceed, and multiplies the factors wrongly; this follows the paper.
+    of a convolution is cut as a matrix with one row per output channel. The authors' program has one loss, whose
+    gradient reaches both nets through every term, divides the divergence by the number of classes as well (torch's
+    reduction "mean"), sends nothing of a tensor whose energy only all of its singular values exceed, and multiplies the
+    factors wrongly; this follows the paper.
 
-    What travels here are updates of the full size: the layout of a message must be known before its values, and how
-    many singular values are left is not. So results show what the cut costs in accuracy, not what it saves in bytes.
+    Updates are sent and counted in full: the size of a message must follow from shapes, and the number of singular
+    values that are left follows from values. So results show what the cut costs in accuracy, not what it saves in
+    bytes. To send factors, choose a fixed rank that is large enough: `compression.uplink` of kind "low_rank". The
+    server sends whole weights in any case, since a device may have missed earlier updates.
 
     Parameters
     ----------

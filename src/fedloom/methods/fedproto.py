@@ -5,14 +5,14 @@ towards the global ones, and an example can be classified by the nearest of them
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, like, on_device, supervised_loss
 from ..fleet import Fleet, RoundContext
-from ..settings import NonNegative
+from ..settings import NonNegative, SearchRange
 from ..tensors import Parcel, Tensors
 from ._prototypes import (
     PrototypeModels,
@@ -51,7 +51,7 @@ class FedProto(PrototypeModels):
         needs="class_labels",
     )
 
-    strength: NonNegative = 1.0
+    strength: Annotated[NonNegative, SearchRange(0.1, 10.0, log=True)] = 1.0
     distance: Literal["prototypes", "features"] = "prototypes"
     nearest: bool = True
 
@@ -79,7 +79,8 @@ class FedProto(PrototypeModels):
 
         weights = fit(client, client.state["weights"], loss)
         mean, count = compute_prototypes(client, weights)
-        mean = torch.where(count.unsqueeze(-1) > 0, mean, prototypes["mean"])  # nothing new is sent back as received
+        # of a class without examples it uploads what it received, so that compression has no change to send
+        mean = torch.where(count.unsqueeze(-1) > 0, mean, prototypes["mean"])
         return ClientResult({"prototypes": {"mean": mean, "count": count}}, state={"weights": weights})
 
 

@@ -5,7 +5,7 @@ trains global prototypes that are close to those of their class and, by a margin
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from ..client import Batch, Client, ClientResult, Layout, Schedule, Sgd, fit, li
 from ..fleet import Fleet, RoundContext
 from ..models import Model, build_model
 from ..seeds import SERVER_ORDER, TEACH
-from ..settings import Count, FrozenDict, Natural, NonNegative, Positive
+from ..settings import Count, FrozenDict, Natural, NonNegative, Positive, SearchRange
 from ..tensors import Parcel, Tensors
 from ._prototypes import (
     PrototypeModels,
@@ -65,12 +65,12 @@ class FedTGP(PrototypeModels):
         needs="class_labels",
     )
 
-    strength: NonNegative = 0.1
+    strength: Annotated[NonNegative, SearchRange(0.01, 10.0, log=True)] = 0.1
     distance: Literal["prototypes", "features"] = "prototypes"
     max_margin: NonNegative = 100.0
     server_epochs: Count = 100
     server_batch: Count = 10
-    server_rate: Positive = 0.01
+    server_rate: Annotated[Positive, SearchRange(0.001, 0.1, log=True)] = 0.01
     server_hidden: Natural = 0
     nearest: bool = True
 

@@ -82,15 +82,12 @@ class FIARSE(Method):
         threshold, loss = values.abs().amin((1, 2)), label_loss(client)
 
         def biased_gradient(weights: Tensors, batch: Batch) -> Tensors:
-            active = {
-                name: masks[name] & (weights[name].abs() >= per_device(threshold, mask_))
-                for name, mask_ in masks.items()
-            }
+            active = {name: held & (weights[name].abs() >= per_device(threshold, held)) for name, held in masks.items()}
             effective = {**weights, **combine(torch.mul, {name: weights[name] for name in active}, active)}
             grads = gradient(loss, effective, batch)
             return {
                 **grads,
-                **{name: grads[name] * on * _bias(weights[name], threshold) for name, on in active.items()},
+                **{name: grads[name] * on * _gradient_factor(weights[name], threshold) for name, on in active.items()},
             }
 
         trained = _flatten(client.model, fit(client, initial, biased_gradient))
@@ -164,7 +161,7 @@ def _footprint(flat: Tensors, held: Tensor) -> Footprint:
     return Footprint({**full, KEPT: (slice(0, 1), held if len(held) < flat[KEPT].numel() else slice(0, len(held)))})
 
 
-def _bias(weight: Tensor, threshold: Tensor) -> Tensor:
+def _gradient_factor(weight: Tensor, threshold: Tensor) -> Tensor:
     """1 + 2 threshold |w| / (|w| + threshold)^2, and 1 where both are zero."""
     size, at = weight.abs(), per_device(threshold, weight)
     total = (size + at).square()

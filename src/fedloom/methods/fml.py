@@ -5,13 +5,13 @@ learn from the labels and from each other's predictions; the shared nets are ave
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distillation_loss, fit, like, on_device, supervised_loss
 from ..fleet import RoundContext
-from ..settings import Fraction
+from ..settings import Fraction, SearchRange
 from ..tensors import Parcel, Tensors
 from ._shared_net import SharedNet, join_nets, split_nets, step_together
 from .method import MethodInfo
@@ -42,8 +42,8 @@ class FML(SharedNet):
         heterogeneity="any",
     )
 
-    alpha: Fraction = 0.5
-    beta: Fraction = 0.5
+    alpha: Annotated[Fraction, SearchRange(0.1, 0.9)] = 0.5
+    beta: Annotated[Fraction, SearchRange(0.1, 0.9)] = 0.5
     shared_tier: str = ""
     weighting: Literal["uniform", "examples"] = "uniform"
 

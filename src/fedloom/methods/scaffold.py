@@ -5,9 +5,9 @@ follows g - c_i + c, so that it does not drift to the device's own optimum. With
 entry: over the devices whose slice has the entry. Where only one device has it, c is c_i and training is plain.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from ..client import Batch, Client, ClientResult, fit, gradient, label_loss, lik
 from ..fleet import Device, Fleet, RoundContext
 from ..footprints import ClientUpdate
 from ..models import Model
-from ..settings import Positive
-from ..tensors import Parcel, Tensors, combine, per_device
+from ..settings import Positive, SearchRange
+from ..tensors import Parcel, Tensors, combine, finite_devices, per_device
 from ._reply_share import reply_shares
 from .method import Method, MethodInfo, fixed_tiers_problem
 
@@ -29,8 +29,9 @@ class Scaffold(Method):
     Parameters
     ----------
     option : a device's new control variate: "I", its mean gradient at the model it received, for which it goes over the
-        round's batches once more; "II", its mean gradient on the way, as in the paper's experiments. With plain SGD
-        that is c_i - c + (x - y) / (K lr), as the paper writes it; the mean itself holds for every optimizer.
+        round's batches once more; "II", its mean gradient over the steps of its training, as in the paper's
+        experiments. With plain SGD that is c_i - c + (x - y) / (K lr), as the paper writes it; the mean itself is a
+        gradient with every optimizer.
     global_lr : the step size of the server, the paper's global step-size.
     """
 
@@ -42,7 +43,7 @@ class Scaffold(Method):
     )
 
     option: Literal["I", "II"] = "II"
-    global_lr: Positive = 1.0
+    global_lr: Annotated[Positive, SearchRange(0.3, 3.0, log=True)] = 1.0
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         server = super().start(fleet, seed, warm_start)
@@ -72,27 +73,27 @@ class Scaffold(Method):
     @on_device(sends={"weights": like("weights"), "control": like("control")})
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         x, c, c_i = inbox["weights"], inbox["control"], client.state["control"]
-        loss, on_the_way = label_loss(client), combine(torch.zeros_like, x)
+        loss, total, taken = label_loss(client), combine(torch.zeros_like, x), torch.zeros_like(client.plan[0].active)
 
         def corrected(y: Tensors, batch: Batch) -> Tensors:
             g = gradient(loss, y, batch)
-            _add_active(on_the_way, g, batch.takes_step)
+            _add_step(total, taken, g, batch.takes_step)
             return combine(lambda g, c_i, c: g - c_i + c, g, c_i, c)
 
         y = fit(client, x, corrected)
-        steps = torch.stack([step.active for step in client.plan]).sum(0)  # [K], each device's own
-        total = on_the_way if self.option == "II" else self._sum_gradients(client, x)
-        new = combine(lambda g: g / per_device(steps.to(g), g), total)
+        if self.option == "I":
+            total, taken = self._sum_gradients(client, x)
+        new = combine(partial(_mean_gradient, taken), total, c_i)
         # an update of what the device received: so compression sends the change alone
         sent = combine(lambda c, new, c_i: c + (new - c_i), c, new, c_i)
         return ClientResult(upload={"weights": y, "control": sent}, state={"control": new})
 
-    def _sum_gradients(self, client: Client, x: Tensors) -> Mapping[str, Tensor]:
-        """The sum of the gradients of the round's batches at the received model."""
-        loss, total = label_loss(client), combine(torch.zeros_like, x)
+    def _sum_gradients(self, client: Client, x: Tensors) -> tuple[dict[str, Tensor], Tensor]:
+        """The sum of the gradients of the round's batches at the received model, and the number of steps, [K]."""
+        loss, total, taken = label_loss(client), combine(torch.zeros_like, x), torch.zeros_like(client.plan[0].active)
         for step in client.plan:
-            _add_active(total, gradient(loss, x, client.batch(step)), step.active)
-        return total
+            _add_step(total, taken, gradient(loss, x, client.batch(step)), step.active)
+        return total, taken
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         return fixed_tiers_problem(fleet)
@@ -111,7 +112,18 @@ def _move(old: Tensor, mean: Tensor, step: Tensor) -> Tensor:
     return torch.where((mean == old) | (step == 1), mean, moved)
 
 
-def _add_active(total: Tensors, gradients: Tensors, active: Tensor) -> None:
-    """Add the gradients of devices that have steps left, in place; those of others may be anything."""
+def _add_step(total: Tensors, taken: Tensor, gradients: Tensors, active: Tensor) -> None:
+    """Add, in place, the gradients of devices that take a step; those of others may be anything.
+
+    In float16 a gradient may overflow. `fit` then skips the step, and it does not count here either.
+    """
+    counted = (active > 0) & finite_devices(gradients)
+    taken += counted
     for name, sums in total.items():
-        sums += torch.where(per_device(active, sums) > 0, gradients[name], 0)
+        sums += torch.where(per_device(counted, sums), gradients[name], 0)
+
+
+def _mean_gradient(taken: Tensor, total: Tensor, c_i: Tensor) -> Tensor:
+    """The new control variate; that of a device which skipped all steps stays."""
+    steps = per_device(taken, total)
+    return torch.where(steps > 0, total / steps.to(total), c_i)

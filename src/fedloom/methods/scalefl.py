@@ -5,13 +5,14 @@ deeper ones count more, and the last one teaches the others. A weight is average
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distillation_loss, fit, like, on_device, supervised_loss
 from ..fleet import Fleet, RoundContext
 from ..footprints import ClientUpdate
-from ..settings import NonNegative, Positive
+from ..settings import NonNegative, Positive, SearchRange
 from ..tensors import Parcel, Tensors
 from .method import Method, MethodInfo, early_exit_problem
 
@@ -36,7 +37,7 @@ class ScaleFL(Method):
     info = MethodInfo(paper="Ilhan et al., CVPR 2023", uploads="weights of the device's part of the model")
     dp_uncovered = ""
 
-    distillation: NonNegative = 0.05
+    distillation: Annotated[NonNegative, SearchRange(0.005, 1.0, log=True)] = 0.05
     temperature: Positive = 3.0
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:

@@ -245,7 +245,8 @@ class CompressionConfig(Section):
     uplink: dict[str, Any] | None = None
     """The `kind` of compressor for uploads and its settings; every round has a row `bytes_up_compressed`."""
     downlink: dict[str, Any] | None = None
-    """The same for what the server sends, except `top_k`; every round has a row `bytes_down_compressed`."""
+    """The same for what the server sends, except `top_k` and `low_rank`; every round has a row
+    `bytes_down_compressed`."""
 
 
 class AggregationConfig(OpenSection):

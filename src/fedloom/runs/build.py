@@ -232,7 +232,7 @@ def _find_compression_issues(
     if compression is None or compression.uplink is None or not compression.uplink.of_updates:
         return
     if recipe.aggregation.rule in ENTRYWISE_RULES:
-        message = f"{recipe.aggregation.rule} compares devices entry by entry, and most devices would omit most entries"
+        message = f"{recipe.aggregation.rule} compares devices entry by entry, and each would leave out other parts"
         yield RecipeIssue(
             key, "COMPRESSION_AGGREGATION", message, 'use another compression, or aggregation.rule = "default"'
         )
