@@ -1,9 +1,9 @@
 """Random recipes, drawn from the schema and from the signature of everything that a recipe can name.
 
-A recipe begins as a tiny one that works: a method, a family that it takes, data that fits the family. Then some keys
-are changed, any of the schema or of the settings of what is chosen, mostly to values that the key's type allows, and
-sometimes to values at or beyond a bound. What is drawn for a key follows from its type, so that a new key, method,
-family, partition, … is covered without a change here.
+A recipe begins as a tiny one that works: a method, a family that it takes, data that fits both. Then some keys are
+changed, any of the schema or of the settings of what is chosen: mostly to values that fit the rest of the recipe,
+otherwise to any that the key's type allows, and sometimes to values at or beyond a bound. What is drawn for a key
+follows from its type, so that a new key, method, family, partition, … is covered without a change here.
 
 `try_recipe` says what becomes of one: either `check` refuses it, or it runs. Hunt for counterexamples with
 
@@ -26,8 +26,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,12 +46,14 @@ from safetensors.torch import save_file
 from fedloom.api.simulation import Simulation
 from fedloom.api.verbs import check, plan, resume, run
 from fedloom.cli.app import main
-from fedloom.data import PREPARATIONS, DataMissing, Dataset, Examples, Partition
+from fedloom.client.losses import fits_task
+from fedloom.data import PREPARATIONS, DataMissing, Dataset, Examples, LearningTask, Partition, Preparation
 from fedloom.data.catalog import DATASET_INFO
+from fedloom.data.tasks import TASKS
 from fedloom.evaluation import BatchNormStatistics, FineTune
 from fedloom.fleet import Fleet, make_tiers
 from fedloom.methods import METHODS, fleet_problem
-from fedloom.models import MODELS
+from fedloom.models import MODELS, build_model
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import dumps
 from fedloom.recipe.registries import PASSED, Registries
@@ -61,7 +63,6 @@ from fedloom.registry import settable_parameters
 from fedloom.runs.faults import NoQuorum
 from fedloom.runs.recorder import NothingAdmitted
 from fedloom.testing.world import SMALLER_SETTINGS, TINY_METHODS, TINY_SETTINGS, tiny_model
-from tests.conftest import TOKENS
 
 Place = tuple[str | int, ...]
 Document = dict[str, Any]
@@ -83,6 +84,7 @@ NAMES: dict[Place, str] = {
     ("data", "dataset"): "datasets",
     ("data", "public", "dataset"): "datasets",
     ("data", "preparation"): "preparations",
+    ("task", "kind"): "tasks",
     ("model", "family"): "models",
     ("tiers", "family"): "models",
     ("method", "name"): "methods",
@@ -117,9 +119,13 @@ SHAPES: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"width": 1.0}, {"width": 0.5, "smaller": True}, {"width": 0.25, "smaller": True}),
     ({}, {"smaller": True}),
     ({"width": 1.0}, {"width": 0.5}),
+    ({"exit_after": "every"}, {"exit_after": "every", "depth": 1, "stages": 1}),
     ({},),
 )
-"""Tiers of a family; `smaller` stands for the settings of its lower tiers."""
+"""Tiers of a family, without what it does not know; `smaller` stands for the settings of its lower tiers."""
+
+SHARES = {1: ((1.0,),), 2: ((0.5, 0.5), (0.25, 0.75), (0.7, 0.3)), 3: ((0.5, 0.25, 0.25),)}
+"""Shares of so many tiers."""
 
 
 # ---- tiny data of every kind, beside the bundled digits
@@ -155,6 +161,42 @@ def tiny_text() -> Dataset:
     return _tiny("tiny-text", make, 4, tokens=5, groups=True)
 
 
+def tiny_masked() -> Dataset:
+    """Rows of tokens, some of which are masked in training."""
+    return replace(tiny_text(), name="tiny-masked", preparation=Preparation(mask_chance=0.3, mask_token=4), task=None)
+
+
+def tiny_series() -> Dataset:
+    """Time series of two channels with three classes."""
+    return _tiny("tiny-series", lambda count: (_bytes(count, (2, 16)) / 255, torch.arange(count) % 3), 3, groups=True)
+
+
+def tiny_pixels() -> Dataset:
+    """Images in which every pixel has one of three classes."""
+
+    def make(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images = _bytes(count, (1, 8, 8))
+        return images, images[:, 0].long() % 3
+
+    return _tiny("tiny-pixels", make, 3)
+
+
+def tiny_numbers() -> Dataset:
+    """Images with two numbers each."""
+
+    def make(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images = _bytes(count, (1, 8, 8))
+        return images, torch.stack([images.float().mean((1, 2, 3)), images[:, 0, 0, 0].float()], 1) / 255
+
+    return _tiny("tiny-numbers", make, 2)
+
+
+def tiny_flags() -> Dataset:
+    """Images with any number of three labels each."""
+    bits = torch.tensor([1, 2, 4])
+    return _tiny("tiny-flags", lambda count: (_bytes(count, (1, 8, 8)), (torch.arange(count)[:, None] & bits) > 0), 3)
+
+
 def write_files(folder: Path) -> None:
     """Small files of every kind that a recipe can name, some of which do not fit most recipes."""
     trace = {"available": {"0": [[1, 1]], "2": [[2, 9]]}, "period": 3}
@@ -181,20 +223,41 @@ def _tiny(
     return Dataset(name, train, test, classes, PREPARATIONS["plain"], tokens, kinds)
 
 
-IMAGES = {"tiny-images": tiny_images, "tiny-colors": tiny_colors}
-ROWS = {"tiny-words": tiny_words, "tiny-text": tiny_text}
+TINY_DATA: dict[str, Callable[[], Dataset]] = {
+    "tiny-images": tiny_images,
+    "tiny-colors": tiny_colors,
+    "tiny-words": tiny_words,
+    "tiny-text": tiny_text,
+    "tiny-masked": tiny_masked,
+    "tiny-series": tiny_series,
+    "tiny-pixels": tiny_pixels,
+    "tiny-numbers": tiny_numbers,
+    "tiny-flags": tiny_flags,
+}
+"""Data of every task, and of every shape that a family reads."""
+
+BUNDLED = ("digits", "fashion-mini", "diabetes", "digits-multilabel", "digits-segmentation", *TINY_DATA)
+"""Data that needs neither files nor settings."""
 
 
 @cache
 def registries() -> Registries:
     """The names that random recipes use."""
-    return Registries().with_names(datasets={**IMAGES, **ROWS})
+    return Registries().with_names(datasets=TINY_DATA)
+
+
+@cache
+def read_data(name: str) -> Dataset:
+    """Data that is bundled or made here."""
+    data: Dataset = registries().datasets[name]()
+    return data
 
 
 # ---- what a type allows, and what it does not
 
 NUMBERS = (1, 2, 3, 5, 10, 64, 1000, 10**6)
-FRACTIONS = (1.0, 0.5, 0.1, 0.25, 0.9, 0.01, 2.0, 3.0, 10.0, 1e3, 1e-6, 1e6, 1e-30, 1e30)
+FRACTIONS = (1.0, 0.5, 0.1, 0.25, 0.9, 0.01, 2.0, 3.0, 10.0)
+EXTREME_FRACTIONS = (1e3, 1e-6, 1e6, 1e-30, 1e30)
 TEXTS = ("server", "personal", "accuracy", "a", "nothing", "")
 ODD_TEXTS = ("", " ", "..", "a/b", "ä ö", "x\ny", '"', "\\", "a" * 300, "nan", "\u0000", "🙂", "=", "[x]")
 ODD: tuple[Any, ...] = (
@@ -225,7 +288,9 @@ def fitting(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     if origin is list:
         return st.lists(fitting(args[0], name), max_size=3)
     if origin is not None and issubclass(origin, Mapping):
-        return st.dictionaries(_names(fitting(args[0], name)), fitting(args[1], name), max_size=2)
+        keys = fitting(args[0], name)
+        names = keys if get_origin(args[0]) is Literal else _names(keys)
+        return st.dictionaries(names, fitting(args[1], name), max_size=2)
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return _tables(hint, ())
     plain: dict[Any, st.SearchStrategy[Any]] = {
@@ -266,7 +331,9 @@ def _bounded(kind: Any, constraints: Iterable[Any], name: str) -> st.SearchStrat
     if kind is float:
         ends = [float(bounds[key]) for key in ("ge", "le") if key in bounds and math.isfinite(bounds[key])]
         listed = [*(one for one in FRACTIONS if allowed(one)), *ends]
-        return st.one_of(st.sampled_from(listed), st.floats(0, 1).filter(allowed) if allowed(0.3) else st.nothing())
+        extreme = [*(one for one in EXTREME_FRACTIONS if allowed(one)), *listed]
+        between = st.floats(0, 1).filter(allowed) if allowed(0.3) else st.sampled_from(listed)
+        return st.one_of(*[st.sampled_from(listed)] * 3, between, st.sampled_from(extreme))
     inner = fitting(kind, name)
     least = bounds.get("min_length", 0)
     return inner.filter(lambda value: len(value) >= least) if least else inner
@@ -352,14 +419,14 @@ def _required(function: Callable[..., Any], kind: str) -> list[str]:
     return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
 
 
-def choices(kind: str, key: str = "kind") -> st.SearchStrategy[Document]:
+def choices(kind: str, fits: Callable[[str], bool] = lambda name: True) -> st.SearchStrategy[Document]:
     """An entry of a registry with its required settings and some others, as a table."""
 
     @st.composite
     def choice(draw: Draw) -> Document:
         table = getattr(registries(), kind)
-        name = draw(st.sampled_from(sorted(table)))
-        return {key: name, **draw(arguments(table[name], kind))}
+        name = draw(st.sampled_from([name for name in sorted(table) if fits(name)]))
+        return {"kind": name, **draw(arguments(table[name], kind))}
 
     return choice()
 
@@ -393,14 +460,15 @@ def values(place: Place, hint: Any) -> st.SearchStrategy[Any]:
     if place in (("fleet", "eligible"), ("fleet", "device_tiers")):
         return st.lists(st.sampled_from(TIERS), max_size=4)
     if place == ("compare", "arms"):
-        overrides = st.sampled_from(
-            ("training.epochs=2", "method.name=fedavg", "training.optimizer.lr=0.5", "seed=3", "x=1")
-        )
-        return st.dictionaries(
-            st.sampled_from(("arm", "other", "fedavg", "a b")), st.lists(overrides, max_size=2), max_size=2
-        )
-    bare = next((one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        overrides = st.sampled_from((*OVERRIDES, "method.name=fedavg", "seed=3", "x=1"))
+        return st.dictionaries(st.sampled_from((*ARMS, "fedavg", "a b")), st.lists(overrides, max_size=2), max_size=2)
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    bare = next((one for one in members if isinstance(one, type) and issubclass(one, BaseModel)), None)
     return _tables(bare, place) if bare else fitting(hint, str(place[-1]))
+
+
+ARMS = ("arm", "other")
+OVERRIDES = ("training.epochs=2", "training.optimizer.lr=0.5")
 
 
 @cache
@@ -473,15 +541,31 @@ def families_that_fit(method: str) -> tuple[str, ...]:
     return tuple(family for family in sorted(TINY_SETTINGS) if shapes_that_fit(method, family))
 
 
-def datasets_that_fit(family: str) -> tuple[str, ...]:
-    """Data that a family reads."""
-    if family not in TOKENS:
-        return ("digits", *IMAGES)
-    with torch.no_grad():
-        model = tiny_model(family)
-        outputs = model.module().eval()(model.zero_inputs(1))
-    logits = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
-    return ("tiny-text",) if logits.dim() == 3 else ("tiny-words",)
+def datasets_that_fit(method: str, family: str) -> tuple[str, ...]:
+    """Small data that a family reads, with a task that a method learns."""
+    made = build_method_of(method, shapes_that_fit(method, family)[0])
+    readable = (name for name in ("digits", *TINY_DATA) if _can_read(family, name))
+    return tuple(name for name in readable if made.check_task(read_data(name).task) is None)
+
+
+@cache
+def _can_read(family: str, dataset: str) -> bool:
+    data = read_data(dataset)
+    try:
+        model = build_model(
+            family, MODELS[family], model_settings(family, data), data.input_shape, data.classes, data.tokens,
+            data.target_shape, data.task.class_axis,
+        )  # fmt: skip
+        model.check_output_size()
+    except Exception:  # whatever a module raises, as `check` has it
+        return False
+    return True
+
+
+def model_settings(family: str, data: Dataset) -> dict[str, Any]:
+    """Settings with which a family is tiny and may learn the task of some data."""
+    causal = {"causal": data.task.causal} if "causal" in settings_of(MODELS[family], "models") else {}
+    return {**TINY_SETTINGS[family], **causal}
 
 
 @st.composite
@@ -490,19 +574,18 @@ def beginnings(draw: Draw) -> Document:
     method = draw(st.sampled_from(sorted(METHODS)))
     family = draw(st.sampled_from(families_that_fit(method)))
     tiers = draw(st.sampled_from(shapes_that_fit(method, family)))
-    shares = {1: (1.0,), 2: draw(st.sampled_from(((0.5, 0.5), (0.25, 0.75), (0.7, 0.3)))), 3: (0.5, 0.25, 0.25)}[
-        len(tiers)
-    ]
+    shares = draw(st.sampled_from(SHARES[len(tiers)]))
+    dataset = draw(st.sampled_from(datasets_that_fit(method, family)))
     document = {
         "seed": draw(st.integers(0, 3)),
         "rounds": draw(st.integers(1, 2)),
         "data": {
-            "dataset": draw(st.sampled_from(datasets_that_fit(family))),
+            "dataset": dataset,
             "devices": draw(st.integers(len(tiers) + 1, 6)),
             "max_examples": draw(st.integers(3, 8)),
             "test_examples": draw(st.integers(8, 20)),
         },
-        "model": {"family": family, **TINY_SETTINGS[family]},
+        "model": {"family": family, **model_settings(family, read_data(dataset))},
         "tiers": [
             {"name": name, "share": share, **one} for name, share, one in zip(TIERS, shares, tiers, strict=False)
         ],
@@ -521,9 +604,23 @@ def _set_speeds(document: Document) -> None:
 
 def set_privacy(document: Document) -> None:
     document.setdefault("fleet", {})["sampling"] = "poisson"
-    document.setdefault("privacy", {}).update(clip=1.0, noise=0.8)
+    document["privacy"] = {"clip": 1.0, "noise": 0.8, **document.get("privacy", {})}
     if "normalization" in settings_of(MODELS[document["model"]["family"]], "models"):
         document["model"]["normalization"] = "none"
+    document["method"] |= _private_settings(document["method"]["name"])
+
+
+def _private_settings(method: str) -> dict[str, Any]:
+    known = settings_of(METHODS[method], "methods")
+    return {name: value for name, value in PRIVATE_SETTINGS.items() if name in known}
+
+
+def _set_privacy_if_covered(document: Document) -> None:
+    """Nothing changes for methods of which noise does not cover everything: they are refused."""
+    name = document["method"]["name"]
+    settings = {**method_settings(name, len(document["tiers"])), **_private_settings(name)}
+    if not METHODS[name].from_settings(settings, METHODS).dp_uncovered:
+        set_privacy(document)
 
 
 def _set_two_examples(document: Document) -> None:
@@ -531,8 +628,207 @@ def _set_two_examples(document: Document) -> None:
     document["training"]["batch_size"] = 1
 
 
-THEMES: tuple[Callable[[Document], None], ...] = (_set_speeds, set_privacy, _set_two_examples)
+def _set_arms(document: Document) -> None:
+    document.setdefault("compare", {}).setdefault("arms", {name: list(OVERRIDES) for name in ARMS})
+
+
+PRIVATE_SETTINGS = {"weighting": "uniform", "only_seen_rows": False}
+"""Settings of methods without which noise would not cover what they upload."""
+
+THEMES: tuple[Callable[[Document], None], ...] = (_set_speeds, _set_privacy_if_covered, _set_two_examples)
 """What is only valid together, so that a single change of a key would hardly ever reach it."""
+
+NEEDED: dict[Place, Callable[[Document], None]] = {
+    ("faults", "deadline"): _set_speeds,
+    ("faults", "over_selection"): _set_speeds,
+    ("fleet", "server_speed"): _set_speeds,
+    ("privacy", "clip"): _set_privacy_if_covered,
+    ("privacy", "noise"): _set_privacy_if_covered,
+    ("privacy", "delta"): _set_privacy_if_covered,
+    ("privacy", "target_epsilon"): _set_privacy_if_covered,
+    ("privacy", "accountant"): _set_privacy_if_covered,
+    ("compare", "baseline"): _set_arms,
+}
+"""What a key needs of others to have an effect."""
+
+
+# ---- values that fit the rest of a recipe
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a recipe began with."""
+
+    method: str
+    family: str
+    dataset: str
+    tiers: tuple[str, ...]
+
+    @property
+    def task(self) -> LearningTask:
+        return read_data(self.dataset).task
+
+
+MODEL_VALUES: dict[str, tuple[Any, ...]] = {
+    "head": ({"cells": 1}, {"cells": 2}),
+    "heads": (1, 2, 4),
+    "embedding": (4, 8),
+    "groups": (1, 2),
+    "layers": (2, 3),
+    "depth": (1, 2),
+    "stages": (1, 2),
+    "exit_after": (0, 1, 2, "every"),
+}
+"""Settings of families that depend on others, and values that mostly go with `TINY_SETTINGS`."""
+
+FITTING_FILES = {
+    ("faults", "trace"): "trace.json",
+    ("faults", "stragglers"): "speeds.json",
+    ("data", "partition"): "partition.json",
+}
+"""The file that is made for a key."""
+
+
+def fitting_values(begun: Beginning, document: Document, place: Place, hint: Any) -> st.SearchStrategy[Any]:
+    """Values for a key that go with what a recipe began with; else those of its type."""
+    plain = _without_numbers(place)
+    usual = values(plain, hint)
+    tiers = st.sampled_from(begun.tiers)
+    match plain:
+        case ("data", "dataset"):
+            return st.sampled_from([name for name in BUNDLED if _can_read(begun.family, name)])
+        case ("data", "preparation") if begun.task.positions or len(read_data(begun.dataset).input_shape) < 3:
+            return st.just("plain")  # all others are for images
+        case ("data", "partition"):
+            return choices("partitions", partial(_fits_partition, begun)).map(partial(_with_file, plain))
+        case ("data", "tier_label_correlation") if not begun.task.has_class_labels:
+            return st.just(0.0)
+        case ("task", "kind"):
+            return st.sampled_from([name for name, one in TASKS.items() if begun.task.is_compatible(one)])
+        case ("training", "loss"):
+            return choices("losses", lambda name: fits_task(registries().losses[name], begun.task))
+        case ("evaluation", "metrics"):
+            return st.lists(st.sampled_from(begun.task.metrics), min_size=1, max_size=2, unique=True)
+        case ("evaluation", "candidates"):
+            return st.lists(st.sampled_from(_candidates(begun)), max_size=2, unique=True)
+        case ("compare", "candidate"):
+            return st.sampled_from(_candidates(begun))
+        case ("compare", "metric"):
+            return st.just(begun.task.headline)
+        case ("compare", "arms"):
+            return st.dictionaries(st.sampled_from(ARMS), st.lists(st.sampled_from(OVERRIDES), min_size=1, max_size=2))
+        case ("compare", "baseline"):
+            return st.sampled_from(ARMS)
+        case ("tune", "search"):
+            return st.lists(st.sampled_from(("training.epochs", "training.epochs=1,2", "seed=0..3")), max_size=2)
+        case ("fleet", "eligible"):
+            return st.lists(tiers, max_size=2, unique=True)
+        case ("fleet", "device_tiers"):
+            return st.lists(tiers, min_size=document["data"]["devices"], max_size=document["data"]["devices"])
+        case ("engine", "device"):
+            return st.sampled_from(("cpu", "auto"))
+        case ("engine", "devices"):
+            return st.lists(st.just("cpu"), max_size=2)
+        case ("engine", "devices_per_block"):
+            return st.one_of(st.integers(1, 3), st.dictionaries(tiers, st.integers(1, 3), max_size=2))
+        case ("faults", "trace" | "stragglers"):
+            return usual.map(partial(_with_file, plain))
+        case ("faults", "outages"):
+            return st.lists(_outages(tiers), max_size=2)
+        case ("compression", "downlink"):
+            return choices("compressors", lambda name: not getattr(registries().compressors[name], "of_updates", False))
+        case ("model" | "tiers", name) if name in MODEL_VALUES:
+            return st.sampled_from(MODEL_VALUES[name])
+        case ("method", "shared_tier"):
+            return tiers
+        case ("method", name) if _is_table_of_names(hint):
+            return st.fixed_dictionaries({tier: fitting(get_args(hint)[1], name) for tier in begun.tiers})
+        case ("model" | "tiers" | "method", name):
+            small = TINY_METHODS.get(begun.method, {}) if place[0] == "method" else TINY_SETTINGS[begun.family]
+            if isinstance(small.get(name), tuple) and Ellipsis in get_args(hint):  # another list may have to be as long
+                length = len(small[name])
+                return st.lists(fitting(get_args(hint)[0], name), min_size=length, max_size=length)
+    return usual
+
+
+def _without_numbers(place: Place) -> Place:
+    """A key of a tier as one of any tier."""
+    return tuple(key for key in place if not isinstance(key, int))
+
+
+def _is_table_of_names(hint: Any) -> bool:
+    origin = get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Mapping) and get_args(hint)[0] is str
+
+
+def _fits_partition(begun: Beginning, kind: str) -> bool:
+    """Partitions by labels or by groups go with data that has them; `own` is for devices that bring theirs."""
+    if kind in ("natural", "rows"):
+        return read_data(begun.dataset).groups is not None
+    return kind in ("iid", "quantity", "file") or (kind != "own" and begun.task.has_class_labels)
+
+
+def _with_file(place: Place, value: Any) -> Any:
+    """A path, or a table with one, that names the file which is made for the key."""
+    if isinstance(value, str):
+        return FITTING_FILES[place]
+    return {**value, "path": FITTING_FILES[place]} if "path" in value else value
+
+
+@st.composite
+def _outages(draw: Draw, tiers: st.SearchStrategy[str]) -> Document:
+    first = draw(st.integers(1, 3))
+    return {"tier": draw(tiers), "from": first, "to": first + draw(st.integers(0, 2))}
+
+
+@cache
+def _candidates(begun: Beginning) -> tuple[str, ...]:
+    """The models that a method evaluates, in the first of the fleets that it trains."""
+    tiers = shapes_that_fit(begun.method, begun.family)[0]
+    fleet = next(fleet for of_fleet, fleet in _fleets(begun.family) if of_fleet == tiers)
+    method = build_method_of(begun.method, tiers)
+    return tuple(method.eval_targets(method.start(fleet, 0)))
+
+
+def _put_fitting(draw: Draw, document: Document, begun: Beginning, place: Place, hint: Any) -> None:
+    """Change a key, and with it the others that it only goes with."""
+    match place:
+        case ("tiers", int(), "share"):
+            shares = draw(st.permutations(draw(st.sampled_from(SHARES[len(begun.tiers)]))))
+            for tier, share in zip(document["tiers"], shares, strict=True):
+                tier["share"] = share
+        case ("tiers", int(number), "name"):
+            document["tiers"][number]["name"] = draw(st.sampled_from(("tiny", "a.b+c")))
+        case ("method", "name"):
+            name = draw(st.sampled_from(sorted(METHODS)))
+            document["method"] = {"name": name, **method_settings(name, len(begun.tiers))}
+        case ("model", "family"):
+            family = draw(st.sampled_from(_families_that_read(begun.dataset)))
+            document["model"] = {"family": family, **model_settings(family, read_data(begun.dataset))}
+            for tier in document["tiers"]:
+                _drop_settings(tier)
+        case ("tiers", int(number), "family"):
+            family = draw(st.sampled_from(_families_that_read(begun.dataset)))
+            _drop_settings(document["tiers"][number])
+            document["tiers"][number] |= {"family": family, **model_settings(family, read_data(begun.dataset))}
+        case _:
+            plain = _without_numbers(place)
+            if plain in NEEDED:
+                NEEDED[plain](document)
+            value = draw(fitting_values(begun, document, place, hint))
+            _put(document, place, value)
+            if plain == ("data", "partition") and value["kind"] == "file":
+                document["data"]["devices"] = 4  # as many as the file has
+
+
+def _families_that_read(dataset: str) -> list[str]:
+    return [family for family in sorted(TINY_SETTINGS) if _can_read(family, dataset)]
+
+
+def _drop_settings(tier: Document) -> None:
+    """Leave nothing of a tier but what every family has."""
+    for name in set(tier) - set(tier_keys()):
+        del tier[name]
 
 
 # ---- random recipes
@@ -552,19 +848,26 @@ def recipes(draw: Draw, boldness: int = 12) -> Document:
     ):
         theme(document)
     family, method = document["model"]["family"], document["method"]["name"]
+    begun = Beginning(method, family, document["data"]["dataset"], tuple(tier["name"] for tier in document["tiers"]))
     keys: dict[Place, Any] = {
         **schema_keys(),
         **{("method", name): hint for name, hint in settings_of(METHODS[method], "methods").items() if name != "parts"},
         **{("model", name): hint for name, hint in settings_of(MODELS[family], "models").items()},
     }
-    for number in range(len(document["tiers"])):
-        own = {**tier_keys(), **settings_of(MODELS[family], "models")}
-        keys |= {("tiers", number, name): hint for name, hint in own.items()}
+    number = draw(st.integers(0, len(document["tiers"]) - 1))
+    own = {**tier_keys(), **settings_of(MODELS[family], "models")}
+    keys |= {("tiers", number, name): hint for name, hint in own.items()}
     places = sorted(keys, key=str)
-    for place in draw(st.lists(st.sampled_from(places), max_size=6, unique=True)):
-        is_odd = draw(st.integers(0, 99)) >= 100 - boldness
-        plain = tuple(key for key in place if not isinstance(key, int))
-        _put(document, place, draw(odd(keys[place], place) if is_odd else values(plain, keys[place])))
+    chosen = draw(st.lists(st.sampled_from(places), max_size=8, unique=True))
+    odd_ones = [place for place in chosen if draw(st.integers(0, 99)) >= 100 - boldness]
+    loose = [place for place in chosen if place not in odd_ones and draw(st.integers(0, 3)) == 3]
+    rest = [place for place in chosen if place not in odd_ones and place not in loose]
+    for place in sorted(rest, key=lambda place: place[-1] in ("name", "family")):  # which bring settings of their own
+        _put_fitting(draw, document, begun, place, keys[place])
+    for place in loose:
+        _put(document, place, draw(values(_without_numbers(place), keys[place])))
+    for place in odd_ones:
+        _put(document, place, draw(odd(keys[place], place)))
     if draw(st.integers(0, 29)) == 29:
         _mangle(draw, document)
     return tomllib.loads(dumps(document))
@@ -594,7 +897,7 @@ def _mangle(draw: Draw, document: Document) -> None:
 
 # ---- what becomes of a recipe
 
-ABSENT = tuple(name for name in DATASET_INFO if name not in ("digits", "fashion-mini"))
+ABSENT = tuple(name for name in DATASET_INFO if name not in BUNDLED)
 
 
 class Inconsistent(AssertionError):  # noqa: N818 - named for what is wrong
@@ -663,7 +966,7 @@ def _refusal(file: Path, data: Path) -> RecipeError | None:
 
 def _compare_command_line(file: Path, data: Path, refusal: RecipeError | None) -> None:
     """`fedloom check --format json` ends with 0 or 4 and prints JSON, unless names of this module are needed."""
-    if any(name in file.read_text(encoding="utf-8") for name in (*IMAGES, *ROWS)):
+    if any(name in file.read_text(encoding="utf-8") for name in TINY_DATA):
         return
     printed, shown = StringIO(), StringIO()
     code: Any = None
@@ -801,7 +1104,6 @@ def sweep_documents() -> Iterator[Document]:
     plain = beginning("heterofl", "convnet")
     themed = beginning("heterofl", "mlp")
     set_privacy(themed)
-    themed["method"]["only_seen_rows"] = False
     timed = beginning("fedavg", "mlp")
     _set_speeds(timed)
     for place, hint in schema_keys().items():
@@ -853,14 +1155,14 @@ def _with(document: Document, place: Place, value: Any) -> Document:
 
 def beginning(method: str, family: str) -> Document:
     """A recipe that works."""
-    tiers = shapes_that_fit(method, family)[0]
+    tiers, dataset = shapes_that_fit(method, family)[0], datasets_that_fit(method, family)[0]
     return {
         "rounds": 2,
         "data": {
-            "dataset": datasets_that_fit(family)[0], "devices": 4, "max_examples": 5, "test_examples": 12,
+            "dataset": dataset, "devices": 4, "max_examples": 5, "test_examples": 12,
             "public": {"examples": 8},
         },
-        "model": {"family": family, **TINY_SETTINGS[family]},
+        "model": {"family": family, **model_settings(family, read_data(dataset))},
         "tiers": [{"name": name, "share": 1 / len(tiers), **one} for name, one in zip(TIERS, tiers, strict=False)],
         "training": {"batch_size": 3},
         "method": {"name": method, **method_settings(method, len(tiers))},

@@ -9,14 +9,18 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from fedloom.api.verbs import check
 from fedloom.client.optimizers import Milestones
+from fedloom.methods import METHODS
+from fedloom.models import MODELS
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.schema import Recipe
 from fedloom.runs.privacy import Mechanism
 from tests.recipe.random_recipes import (
     CHOICES,
     FUNCTIONS,
+    Outcome,
     Place,
     beginning,
+    families_that_fit,
     hunting_ground,
     recipes,
     registries,
@@ -25,36 +29,52 @@ from tests.recipe.random_recipes import (
 )
 
 
-def try_many(count: int) -> Counter[str]:
-    """Try random recipes, and count what became of them; hypothesis shows the smallest one that fails."""
-    outcomes: Counter[str] = Counter()
+def try_many(count: int) -> list[tuple[dict[str, Any], Outcome]]:
+    """Random recipes, and what became of each; hypothesis shows the smallest one that fails."""
+    tried: list[tuple[dict[str, Any], Outcome]] = []
     with hunting_ground() as attempt:
         # a fixed seed, not `derandomize`, which begins with many recipes that are alike
         @seed(2)
         @settings(max_examples=count, derandomize=False, database=None, suppress_health_check=tuple(HealthCheck))
         @given(recipes())
         def each(document: dict[str, Any]) -> None:
-            outcomes[attempt(document).kind] += 1
+            tried.append((document, attempt(document)))
 
         each()
-    return outcomes
+    return tried
 
 
-def require_balance(outcomes: Counter[str], count: int, share: float) -> None:
+def require_balance(tried: list[tuple[dict[str, Any], Outcome]], count: int, share: float) -> None:
     """At least this share of the recipes runs, and some are refused: else nothing would be tested."""
+    outcomes = Counter(outcome.kind for _, outcome in tried)
     assert outcomes.total() >= count
-    ran = outcomes["ran"] + outcomes["nothing admitted"]  # a round in which every reply was refused has run, too
-    assert ran > share * outcomes.total()
-    assert outcomes["refused"] > 0.05 * outcomes.total()
+    assert outcomes["ran"] > share * outcomes.total(), outcomes
+    assert outcomes["refused"] > 0.05 * outcomes.total(), outcomes
+
+
+def require_coverage(tried: list[tuple[dict[str, Any], Outcome]]) -> None:
+    """Every method and family is in a recipe that ran, and every section of the schema is in one that was tried."""
+    ran = [document for document, outcome in tried if outcome.kind == "ran"]
+    assert {document["method"]["name"] for document in ran} == set(METHODS)
+    assert {document["model"]["family"] for document in ran if "model" in document} == set(MODELS)
+    assert {section for document, _ in tried for section in document} >= set(Recipe.model_fields)
 
 
 def test_random_recipes_few_run_or_are_refused():
-    require_balance(try_many(30), 30, 0.3)  # so few vary: 0.54 in the long run
+    require_balance(try_many(30), 30, 0.3)  # so few vary: about 0.6 in the long run
 
 
 @pytest.mark.slow
 def test_random_recipes_thousand_run_or_are_refused():
-    require_balance(try_many(1000), 1000, 0.4)
+    tried = try_many(1000)
+    require_balance(tried, 1000, 0.4)
+    require_coverage(tried)
+
+
+def test_beginning_every_method_and_family_passes_check(tmp_path):
+    pairs = {(method, families_that_fit(method)[0]) for method in METHODS} | {("standalone", name) for name in MODELS}
+    for method, family in sorted(pairs):
+        check(beginning(method, family), data_dir=tmp_path, registries=registries())
 
 
 def test_schema_every_open_table_has_a_registry_or_a_function():
@@ -188,7 +208,7 @@ def test_run_learning_rate_that_overflows_admits_nothing():
 
 
 def test_run_privacy_with_candidate_known_runs():
-    document = changed({"method.only_seen_rows": False, "evaluation.candidates": ["server"], "rounds": 1})
+    document = changed({"evaluation.candidates": ["server"], "rounds": 1})
     set_privacy(document)
     with hunting_ground() as attempt:
         assert attempt(document).kind == "ran"
