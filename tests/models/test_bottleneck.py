@@ -83,11 +83,6 @@ def test_bottleneck_narrow_net_nests_in_wide_net() -> None:
     assert tuple(narrow.shapes()["classifier.weight"]) == (4, 6)
 
 
-def test_bottleneck_missing_block_count_raises() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        net_of(blocks=(1,)).module()
-
-
 def test_bottleneck_macs_match_hand_count() -> None:
     """The device's net: a stem on 32 pixels a side, then two blocks with 16 channels inside and 64 outside."""
     first, second = 16 * 16 + 9 * 16 * 16 + 16 * 64 + 16 * 64, 64 * 16 + 9 * 16 * 16 + 16 * 64

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.models import MODELS
 from fedloom.models.layers import FOLDED_LAYERS, Scaler, fold, support_device_axis, unfold
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -170,3 +171,17 @@ def test_fold_single_channel_image_is_channels_last() -> None:
 @pytest.mark.parametrize(("training", "expected"), [(True, 8.0), (False, 2.0)])
 def test_scaler_divides_by_rate_only_in_training(training: bool, expected: float) -> None:
     assert Scaler(0.25).train(training)(torch.tensor([2.0])).tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "found"),
+    [
+        ("preresnet", {"hidden": (4, 4), "blocks": (1,)}, "hidden has 2, blocks has 1"),
+        ("preactresnet", {"hidden": (4,), "blocks": (1, 1)}, "hidden has 1, blocks has 2"),
+        ("bottleneck", {"planes": (2,), "blocks": (1, 1)}, "planes has 1, blocks has 2"),
+        ("mobilenet", {"widths": (4,), "kernels": (3, 3), "depths": (1,)}, "widths has 1, kernels has 2, depths has 1"),
+    ],
+)
+def test_build_family_lists_of_unequal_length_are_named(family: str, settings: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=f"each stage needs an entry in every list, but {found}"):
+        MODELS[family](input_shape=(1, 12, 12), classes=4, **settings)

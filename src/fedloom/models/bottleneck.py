@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import Head, cells_of, make_classifier, pool
+from .layers import Head, cells_of, make_classifier, pair_by_stage, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -58,7 +58,7 @@ def _extractor(inputs: int, stem: int, sliced: WidthSlice) -> nn.Sequential:
 def _stages(inputs: int, planes: Sequence[int], blocks: Sequence[int], sliced: WidthSlice) -> nn.ModuleList:
     """Every stage but the first halves the map, and the first block of a stage widens it."""
     result = nn.ModuleList()
-    for number, (inner, count) in enumerate(zip(planes, blocks, strict=True)):
+    for number, (inner, count) in enumerate(pair_by_stage(planes=planes, blocks=blocks)):
         stage = nn.Sequential()
         for position in range(count):
             stage.append(Bottleneck(inputs, inner, 2 if number and not position else 1, position == 0, sliced))

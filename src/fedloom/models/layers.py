@@ -7,7 +7,7 @@ FOLDED_LAYERS; given the plain weights of one device, the counterpart computes w
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import MinLen
@@ -70,6 +70,21 @@ def exit_rows(heads: str, classifier: str, count: int) -> tuple[str, ...]:
     """
     inner = f".{classifier}" if classifier else ""
     return tuple(f"{heads}.{number}{inner}.{key}" for number in range(count) for key in ("weight", "bias"))
+
+
+def pair_by_stage(**lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """What a net's lists have for each stage, in the order of the keywords, which are the names of its settings.
+
+    Raises
+    ------
+    ValueError
+        If the lists differ in length.
+    """
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ValueError(f"each stage needs an entry in every list, but {found}")
+    return list(zip(*lists.values(), strict=True))
 
 
 def dense_layers(units: Sequence[int]) -> nn.ModuleList:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import Head, cells_of, make_classifier, pool
+from .layers import Head, cells_of, make_classifier, pair_by_stage, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -82,7 +82,8 @@ def mobilenet(
         widens = before != after
         return SeparableBlock(before, after, kernel, stride, sliced, widens, widens or spare_shortcuts)
 
-    sizes = list(zip(_per_block(widths, depths), _per_block(kernels, depths), strict=True))
+    stages = pair_by_stage(widths=widths, kernels=kernels, depths=depths)
+    sizes = [(_per_block(width, depth), _per_block(kernel, depth)) for width, kernel, depth in stages]
     entry = nn.Conv2d(input_shape[0], sliced.channels(stem), 3, 2, padding=1, bias=False)
     last, cells = sizes[-1][0][-1], cells_of(head)
     classifier = make_classifier(sliced.channels(last), cells, classes)
@@ -91,15 +92,12 @@ def mobilenet(
     return MobileNet(first, _stages(stem, sizes, block), norm, cells, classifier)
 
 
-def _per_block(choices: tuple[PerBlock, ...], depths: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Per stage, the number for each of its blocks."""
-    result = []
-    for choice, depth in zip(choices, depths, strict=True):
-        numbers = (choice,) * depth if isinstance(choice, int) else choice[:depth]
-        if len(numbers) < depth:
-            raise ValueError(f"a stage of {depth} blocks has only {choice}")
-        result.append(numbers)
-    return result
+def _per_block(choice: PerBlock, depth: int) -> tuple[int, ...]:
+    """The number for each block of a stage."""
+    numbers = (choice,) * depth if isinstance(choice, int) else choice[:depth]
+    if len(numbers) < depth:
+        raise ValueError(f"a stage of {depth} blocks has only {choice}")
+    return numbers
 
 
 def _stages(

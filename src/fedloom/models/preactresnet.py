@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Natural, Share
-from .layers import Head, cells_of, exit_rows, make_classifier, pool, zero_bias_linear
+from .layers import Head, cells_of, exit_rows, make_classifier, pair_by_stage, pool, zero_bias_linear
 from .normalization import Normalization, WidthSlice
 from .preresnet import preactivation_stages
 from .structure import Outputs
@@ -59,6 +59,7 @@ def preactresnet(
         cells before the classifier; None: as published, the exit as `exit_pool` says, and the full net in the mean of a
         map that is not normalized.
     """
+    pair_by_stage(hidden=hidden, blocks=blocks)
     kept = stages or len(hidden)
     ends = range(1, len(hidden) + 1) if exit_after == "every" else (exit_after, len(hidden))
     if kept not in ends or (exit_after != "every" and exit_after > kept):

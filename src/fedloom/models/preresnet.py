@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count, Share
-from .layers import Head, cells_of, make_classifier, pool
+from .layers import Head, cells_of, make_classifier, pair_by_stage, pool
 from .normalization import Normalization, WidthSlice
 from .structure import Outputs
 
@@ -45,7 +45,7 @@ def preresnet(
 def preactivation_stages(hidden: Sequence[int], blocks: Sequence[int], sliced: WidthSlice) -> nn.ModuleList:
     """Every stage but the first halves the map in its first block."""
     stages, before = nn.ModuleList(), hidden[0]
-    for number, (after, count) in enumerate(zip(hidden, blocks, strict=True)):
+    for number, (after, count) in enumerate(pair_by_stage(hidden=hidden, blocks=blocks)):
         stage = nn.Sequential()
         for position in range(count):
             stage.append(PreActivationBlock(before, after, 2 if number > 0 and position == 0 else 1, sliced))
