@@ -1,7 +1,7 @@
-"""python -m benchmarks [peers|scaling|full_size]: fedloom's time relative to the plain loop, interleaved.
+"""python -m benchmarks [peers|scaling|full_size|against]: fedloom's time relative to the plain loop, interleaved.
 
 `peers` measures other systems on the same workload, `scaling` how time and memory grow, `full_size` a round of papers'
-recipes; each has --help.
+recipes, `against` the same by this code and an earlier commit's; each has --help.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ from benchmarks.output import format_table, write_output
 from benchmarks.profiling import profile_call
 from benchmarks.scenarios import SCENARIOS, Scenario
 from fedloom.engines import keep_freed_memory
+
+OTHERS = {
+    "peers": "benchmarks.peers.compare",
+    "scaling": "benchmarks.scaling",
+    "full_size": "benchmarks.full_size",
+    "against": "benchmarks.against",
+}
+"""Benchmarks beside the scenarios, imported only when they are asked for."""
 
 
 @contextmanager
@@ -174,18 +183,9 @@ def run_scenarios(options: argparse.Namespace) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    if sys.argv[1:2] == ["peers"]:
-        from benchmarks.peers import compare
-
-        compare.main(sys.argv[2:])
-    elif sys.argv[1:2] == ["scaling"]:
-        from benchmarks import scaling
-
-        scaling.main(sys.argv[2:])
-    elif sys.argv[1:2] == ["full_size"]:
-        from benchmarks import full_size
-
-        full_size.main(sys.argv[2:])
+    module = OTHERS.get(next(iter(sys.argv[1:]), ""))
+    if module:
+        import_module(module).main(sys.argv[2:])
     else:
         run_scenarios(parse_arguments())
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.isolated import ROOT
+from benchmarks.isolated import ROOT, environment
 from benchmarks.memory import session_memory
 from benchmarks.output import format_table, progress, write_output
 from fedloom.files import read_json_lines
@@ -34,17 +35,22 @@ DEFAULT_RECIPES: dict[str, list[str]] = {
 POLL_INTERVAL = 0.5  # seconds between two readings of the memory
 
 
-def measure(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, Any]:
-    """Run one round and its evaluation; memory is that of all processes, shared pages counted once."""
+def measure(name: str, home: Path, workers: int, sets: list[str], tree: Path = ROOT) -> dict[str, Any]:
+    """Run one round and its evaluation by the code of a source tree.
+
+    Memory is that of all processes, shared pages counted once; CPU seconds are those of all processes.
+    """
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
     changes = [word for change in ["rounds=1", *sets] for word in ("--set", change)]
     arguments = ["run", str(PAPERS / f"{name}.toml"), *changes, "--out", str(folder), "--no-report", "--quiet"]
-    start, peak = time.monotonic(), 0.0
+    start, peak, before = time.monotonic(), 0.0, _cpu_of_children()
     log = home / f"{name}.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", "fedloom", *arguments, "--workers", str(workers)]
-        process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment(tree), start_new_session=True, stdout=output, stderr=subprocess.STDOUT
+        )
         try:
             while process.poll() is None:
                 peak = max(peak, session_memory(process.pid))
@@ -55,13 +61,20 @@ def measure(name: str, home: Path, workers: int, sets: list[str]) -> dict[str, A
     spent = round(time.monotonic() - start, 1)
     facts = {
         "recipe": " ".join([name, *sets]),
-        "commit": current_commit(ROOT),
+        "commit": current_commit(tree),
         "seconds": spent,
+        "cpu_seconds": round(_cpu_of_children() - before, 1),
         "megabytes": round(peak),
     }
     if process.returncode:
         return {**facts, "failed": (log.read_text().strip().splitlines() or ["?"])[-1]}
     return {**facts, **_read_run(folder)}
+
+
+def _cpu_of_children() -> float:
+    """CPU seconds of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

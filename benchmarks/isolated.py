@@ -18,7 +18,7 @@ class ProcessFailed(Exception):  # noqa: N818 - named for what is wrong
 def run_module(module: str, task: dict[str, Any], python: str = sys.executable, limit: float = 3600) -> dict[str, Any]:
     """The result of `python -m module` for this task."""
     process = subprocess.Popen(
-        [python, "-m", module], cwd=ROOT, env=_environment(), text=True, start_new_session=True,
+        [python, "-m", module], cwd=ROOT, env=environment(ROOT), text=True, start_new_session=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -48,8 +48,9 @@ def write_result(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def environment(tree: Path) -> dict[str, str]:
+    """For a process that imports the package and the benchmarks of a source tree, whatever is installed."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "src")])}
 
 
 def _last_line(text: str) -> str:

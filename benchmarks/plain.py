@@ -15,10 +15,22 @@ def train(module: nn.Module, weights: Mapping[str, Tensor], batches: Sequence[tu
     for x, y in batches:
         optimizer.zero_grad()
         output = module(x)
-        loss = F.cross_entropy(output.logits if hasattr(output, "logits") else output, y)
+        logits = output.logits if hasattr(output, "logits") else output
+        loss = F.cross_entropy(logits.flatten(0, -2), y.flatten())  # of examples, or of tokens
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, training: Sequence[Tensor], tests: Sequence[Tensor]) -> None:
+    """Static batch norm, then the test set: a pass over all training examples, and one over those of the test."""
+    module.train()
+    for x in training:
+        module(x)
+    module.eval()
+    for x in tests:
+        module(x)
 
 
 def index_list_mean(old: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

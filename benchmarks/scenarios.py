@@ -26,13 +26,19 @@ from fedloom.models import MODELS, Model, build_model, choose_kernels
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
+from fedloom.runs.loop import rounds
 from fedloom.runs.recorder import record_rounds
 from fedloom.studies.tune import SearchTerms, plan_search
 
 LEVELS = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625}
-SHAPES = {"convnet": (1, 28, 28), "preresnet": (3, 32, 32), "mobilenet": (3, 32, 32)}
+SHAPES = {
+    "convnet": (1, 28, 28), "preresnet": (3, 32, 32), "mobilenet": (3, 32, 32), "transformer": (32,), "lstm": (32,)
+}  # fmt: skip
+TOKENS = {"transformer": 1000, "lstm": 1000}
+"""The vocabulary of families that read text. The Transformer predicts the next token, the LSTM a label."""
 MNIST_LABELS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)  # training examples of each label
 MNIST_DEVICES = 100
+STATISTICS_BATCH = 50
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,9 @@ class Training:
 def training(task: Training, workers: int) -> Iterator[Sides]:
     shape, count = SHAPES[task.family], sum(task.devices.values())
     fleet = _fleet(task, shape)
-    dataset = random_dataset(shape, count * task.steps * BATCH)
-    rows = torch.arange(len(dataset.train)).split(task.steps * BATCH)
+    examples = count * task.steps * BATCH
+    dataset = random_text(task.family, examples) if task.family in TOKENS else random_dataset(shape, examples)
+    rows = torch.arange(examples).split(task.steps * BATCH)
     method = HeteroFL()
     engine = build_engine(method, fleet, dataset, _partition(rows), workers)
     weights = fleet.global_model.initial_weights(0)
@@ -107,15 +114,68 @@ def _fleet(task: Training, shape: tuple[int, ...]) -> Fleet:
 
 
 def build_scenario_model(family: str, level: str, shape: tuple[int, ...]) -> Model:
-    model = build_model(family, MODELS[family], {"width": LEVELS[level]}, shape, 10)
+    tokens, settings = TOKENS.get(family), {"width": LEVELS[level]}
+    if family == "transformer":
+        model = build_model(family, MODELS[family], {**settings, "causal": True}, shape, TOKENS[family], tokens, shape)
+    else:
+        model = build_model(family, MODELS[family], settings, shape, 10, tokens)
     return replace(model, kernels=choose_kernels("auto", model))
 
 
-def random_dataset(shape: tuple[int, ...], examples: int) -> Dataset:
+def random_dataset(shape: tuple[int, ...], examples: int, tests: int = 10) -> Dataset:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (examples, *shape), dtype=torch.uint8, generator=draw)
     y = torch.arange(examples) % 10
-    return Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), 10, Preparation())
+    return Dataset("random", Examples(x, y), Examples(x[:tests], y[:tests]), 10, Preparation())
+
+
+def random_text(family: str, examples: int) -> Dataset:
+    draw, words = torch.Generator().manual_seed(0), TOKENS[family]
+    x = torch.randint(0, words, (examples, *SHAPES[family]), generator=draw)
+    y = x.roll(-1, 1) if family == "transformer" else torch.arange(examples) % 10
+    classes = words if family == "transformer" else 10
+    return Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), classes, Preparation(), tokens=words)
+
+
+@contextmanager
+def whole_round(workers: int, devices: int = 20, share: int = 100) -> Iterator[Sides]:
+    """A round of HeteroFL a-e: half of the devices train, then statistics of static batch norm over all training
+    examples and a test of every level, against the plain loop that does the same."""
+    recipe = {
+        "rounds": 1,
+        "data": {"dataset": "digits", "devices": devices, "partition": {"kind": "iid"}},
+        "fleet": {"participation": 0.5, "assignment": "redrawn"},
+        "model": {"family": "convnet", "normalization": "static_batch"},
+        "tiers": [{"name": name, "share": 1 / len(LEVELS), "width": width} for name, width in LEVELS.items()],
+        "training": {"batch_size": BATCH, "optimizer": {"kind": "sgd", "lr": 0.01, "momentum": 0.9, "clip_norm": 1.0}},
+        "method": {"name": "heterofl"},
+        "evaluation": {"tests": ["global"]},
+    }
+    dataset, names = random_dataset(SHAPES["convnet"], devices * share, tests=share * devices // 4), Registries()
+    experiment = assemble(load(recipe, names), names, Path(), dataset, workers)
+    fleet, cohort = experiment.fleet, experiment.faults.cohort(1)
+    weights = fleet.global_model.initial_weights(0)
+    modules = {tier.name: tier.model.module() for tier in fleet.tiers}
+    x, y = dataset.preparation(dataset.train.x), dataset.train.y
+    tests = dataset.preparation(dataset.test.x).split(STATISTICS_BATCH)
+
+    def ours() -> None:
+        experiment.evaluator.filled.clear()  # statistics of equal weights are not collected again
+        (result,) = rounds(experiment)
+        assert result.traffic.replied == len(cohort) and result.metrics
+
+    def theirs() -> None:
+        for device in cohort:
+            own = experiment.simulator.client_data.rows(device)
+            batches = [(x[part], y[part]) for part in own.split(BATCH)]
+            plain.train(modules[device.tier], device.footprint.read(weights), batches)
+        for module in modules.values():
+            plain.evaluate(module, x.split(STATISTICS_BATCH), tests)
+
+    try:
+        yield Sides(ours, theirs)
+    finally:
+        experiment.engine.close()
 
 
 @contextmanager
@@ -204,17 +264,17 @@ def two_label_sizes() -> list[int]:
 
 
 @contextmanager
-def tuning(trials: int, rounds: int, halving: int, workers: int) -> Iterator[Sides]:
+def tuning(trials: int, length: int, halving: int, workers: int) -> Iterator[Sides]:
     """Search the learning rate of three tiers of the CNN, against runs one after the other: a quarter of the trials."""
     recipe = {
-        "rounds": rounds,
+        "rounds": length,
         "data": {"dataset": "fashion-mini", "devices": 20, "validation": 200},
         "model": {"family": "convnet", "hidden": [16, 32, 64]},
         "tiers": [
             {"name": "large", "share": 0.3}, {"name": "medium", "share": 0.3, "width": 0.5},
             {"name": "small", "share": 0.4, "width": 0.25},
         ],
-        "evaluation": {"every": rounds, "tests": ["global"], "per_device": "never"},
+        "evaluation": {"every": length, "tests": ["global"], "per_device": "never"},
         "method": {"name": "heterofl"},
     }  # fmt: skip
     names = Registries()
@@ -252,6 +312,9 @@ SCENARIOS = [
     Scenario("ResNet e", _training("preresnet", {"e": 16}, 8), 0.11, 0.08),
     Scenario("ResNet a", _training("preresnet", {"a": 2}, 8), 0.48, 0.35),
     Scenario("MobileNet e", _training("mobilenet", {"e": 16}, 8), 0.15, 0.08),
+    Scenario("Transformer e", _training("transformer", {"e": 16}, 8), 1.0, 0.3),
+    Scenario("LSTM e", _training("lstm", {"e": 16}, 8), 1.0, 0.3),
+    Scenario("CNN a-e, whole round with evaluation", whole_round, 0.5, 0.3),
     Scenario("aggregation against index lists", aggregation, 0.025, 1 / 80),
     Scenario("dropout, against none", partial(drawing, dropout_cnn, 10), 1.3, 1.05),
     Scenario("narrow net with dropout, against none", partial(drawing, narrow_dropout_cnn, 20), 1.3, 1.05),

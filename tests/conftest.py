@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -94,6 +95,12 @@ def inject_faults(
     wire: ByteCounter = UNCOMPRESSED,
 ) -> FaultInjector:  # fmt: skip
     return FaultInjector(plan, seconds, engine.client_data.count, wire, Responses(), report)
+
+
+def with_lanes(world: TinyWorld) -> TinyWorld:
+    """The same world, whose models run by the lane kernels where they can."""
+    tiers = tuple(replace(tier, model=replace(tier.model, kernels="lanes")) for tier in world.fleet.tiers)
+    return replace(world, fleet=replace(world.fleet, tiers=tiers))
 
 
 def device_of(block: Tensors, number: int) -> dict[str, Tensor]:

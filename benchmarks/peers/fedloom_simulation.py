@@ -1,5 +1,7 @@
 """fedloom: its FedAvg on one tier, with one process per core."""
 
+from dataclasses import replace
+
 import torch
 
 from benchmarks.peers.workload import Laps, Net, Workload, initial_weights, raw_examples, read_input, write_result
@@ -21,16 +23,13 @@ def run_rounds(workload: Workload, laps: Laps) -> dict[str, torch.Tensor]:
     from fedloom.engines import keep_freed_memory
     from fedloom.fleet import Fleet, make_nested_tiers
     from fedloom.methods.fedavg import FedAvg
-    from fedloom.models import build_model
+    from fedloom.models import build_model, choose_kernels
 
     keep_freed_memory()
     x, y = raw_examples(workload)
-    fleet = Fleet(
-        make_nested_tiers([("all", build_model("net", Net, {"channels": workload.channels}, (1, 28, 28), 10))]),
-        (1.0,),
-        workload.devices,
-        0,
-    )
+    model = build_model("net", Net, {"channels": workload.channels}, (1, 28, 28), 10)
+    model = replace(model, kernels=choose_kernels("auto", model))  # as a recipe does
+    fleet = Fleet(make_nested_tiers([("all", model)]), (1.0,), workload.devices, 0)
     rows = torch.arange(len(y)).split(workload.share)
     partition = Partition(tuple(own.numpy() for own in rows), tuple(own[:1].numpy() * 0 for own in rows))
     dataset = Dataset("random", Examples(x, y), Examples(x[:10], y[:10]), 10, Preparation())

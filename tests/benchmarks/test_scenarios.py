@@ -1,6 +1,7 @@
 """The scenarios' answers have the form that readers of the JSON rely on."""
 
 import argparse
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from benchmarks.scenarios import (
     tuning,
     two_label_sizes,
     unequal_data,
+    whole_round,
 )
+from fedloom.evaluation.batchnorm import BatchNormStatistics
 from fedloom.models import build_model
 from fedloom.models.batching import is_stochastic
 
@@ -78,3 +81,28 @@ def test_tuning_scenario_runs_both_sides_and_counts_a_quarter_of_the_runs() -> N
         assert sides.work == 4.0 and sides.theirs is not None
         sides.ours()
         sides.theirs()
+
+
+@pytest.mark.parametrize("family", ["transformer", "lstm"])
+def test_text_scenario_trains_both_sides(family: str) -> None:
+    with training(Training(family, {"e": 2}, 1), 1) as sides:
+        sides.ours()
+        assert sides.theirs is not None
+        sides.theirs()
+
+
+@pytest.mark.slow
+def test_whole_round_scenario_collects_statistics_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics of equal weights are kept; they would make our side look faster from its second run on."""
+    collected, fill = [], BatchNormStatistics.fill
+
+    def counting(*arguments: Any) -> Any:
+        collected.append(arguments)
+        return fill(*arguments)
+
+    monkeypatch.setattr(BatchNormStatistics, "fill", counting)
+    with whole_round(1, devices=6, share=10) as sides:
+        assert sides.theirs is not None
+        for run in (sides.theirs, sides.ours, sides.ours):
+            run()
+    assert len(collected) == 2

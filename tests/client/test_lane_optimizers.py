@@ -1,7 +1,6 @@
 """Updates by lane kernels are those of the plain optimizers, and a device's own whatever its block."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.models.lanes import lay_out
 from fedloom.tensors import fingerprint
 from fedloom.testing import TinyWorld
-from tests.conftest import build_method
+from tests.conftest import build_method, with_lanes
 
 pytest.importorskip("numba")
 
@@ -128,11 +127,6 @@ def test_weights_in_other_memory_are_refused() -> None:
     contiguous = bundle(3, 99)
     with pytest.raises(ValueError, match="lay_out"):
         train(in_lanes(Sgd(0.1), contiguous), contiguous, 1)
-
-
-def with_lanes(world: TinyWorld) -> TinyWorld:
-    tiers = tuple(replace(tier, model=replace(tier.model, kernels="lanes")) for tier in world.fleet.tiers)
-    return replace(world, fleet=replace(world.fleet, tiers=tiers))
 
 
 @pytest.mark.usefixtures("double")

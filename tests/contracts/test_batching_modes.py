@@ -5,7 +5,7 @@ Compared in double precision, where rounding is far below the effect of any mist
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -30,7 +30,9 @@ from fedloom.models.batching import (
     vmap_devices,
 )
 from fedloom.tensors import Parcel
+from fedloom.testing import TinyWorld
 from fedloom.testing.methods import largest_change
+from tests.conftest import with_lanes
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices finish before others of their block
 LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
@@ -118,7 +120,7 @@ def sim(method: Method, family: str, world_for: Callable[..., Any], double: None
 
 @pytest.fixture
 def learn(method: Method, sim: Any, meddling: Callable[..., Any]) -> Callable[..., Result]:
-    def play(block: int, workers: int = 1) -> Result:
+    def play(block: int, workers: int = 1, sim: TinyWorld = sim) -> Result:
         executor = WorkerPool(workers) if workers > 1 else InlineExecutor()
         engine = sim.engine(method, devices_per_block=block, executor=executor)
         executor.register(WorkerContext(engine, sim.fleet, lambda ref: method.find(*ref)))
@@ -188,6 +190,58 @@ def test_batched_devices_learn_as_alone(
     agree(found)
     # a pooled device runs alone
     assert counting.steps >= tolerance_of(family, method).steps if found.batched else counting.steps == 0
+
+
+@pytest.mark.slow  # tests/client/test_lane_optimizers.py tries a method in every run of the tests
+def test_devices_in_lanes_learn_as_alone(
+    sim: TinyWorld, learn: Callable[..., Result], agree: Callable[[Result], None]
+) -> None:
+    """With lane kernels wherever the family has them; the reference is torch's kernels, device by device."""
+    pytest.importorskip("numba")
+    lanes = with_lanes(sim)
+    if not any(tier.model.trains_interleaved() for tier in lanes.fleet.tiers):
+        assert all(tier.model.fallback_reasons() for tier in lanes.fleet.tiers)
+        return
+    agree(learn(block=len(SIZES), sim=lanes))
+
+
+MODES = {"folded": fold_devices, "vmapped": vmap_devices, "looped": loop_over_devices}
+
+
+@pytest.mark.parametrize(
+    ("way", "family"),
+    [*((way, "convnet") for way in MODES), *(("lanes", family) for family in ("convnet", "mobilenet", "mlp"))],
+)
+def test_diverged_device_is_refused_and_changes_no_other(
+    way: str, family: str, world: Callable[..., TinyWorld], meddling: Callable[..., Any],
+    forced: Callable[[BatchingMode], CountingMode],
+) -> None:  # fmt: skip
+    """One of six devices that share a block trains on inputs that are not numbers, in single precision."""
+    if way == "lanes":
+        pytest.importorskip("numba")
+    uploads, refused = [], []
+    for broken in (False, True):
+        sim = world(family, sizes=(8,) * 6)
+        train = sim.dataset.train
+        x = train.x.float() / 255
+        sim = replace(sim, dataset=replace(sim.dataset, train=replace(train, x=x)))
+        x[16:24] *= torch.nan if broken else 1  # of the third device, after the data set has been checked
+        if way == "lanes":
+            sim = with_lanes(sim)
+            assert all(tier.model.trains_interleaved() for tier in sim.fleet.tiers)
+        else:
+            counting = forced(MODES[way])
+        recorder = meddling(sim.engine(FedAvg(), devices_per_block=6), list)
+        server = sim.play(FedAvg(), recorder, rounds=1)
+        assert way == "lanes" or counting.steps > 0
+        assert all(bool(torch.isfinite(weight).all()) for weight in server["weights"].values())
+        uploads.append({reply.device.name: reply.upload["weights"] for reply in recorder.delivered})
+        refused.append([(refusal.device, refusal.code) for refusal in sim.refusals])
+    diverged = sorted(uploads[0])[2]
+    assert refused == [[], [(diverged, "NONFINITE")]]
+    assert uploads[1].keys() == uploads[0].keys() - {diverged}
+    for name, weights in uploads[1].items():
+        assert all(torch.equal(weight, uploads[0][name][key]) for key, weight in weights.items()), name
 
 
 @pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method

@@ -32,6 +32,7 @@ from fedloom.recipe.registries import Registries
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.studies.compare import Comparison, plan_comparison
 from fedloom.tensors import Parcel
+from tests.conftest import with_lanes
 
 CONTROLS = ["standalone", "small-for-all", "all-large"]
 
@@ -121,6 +122,17 @@ def test_method_in_lockstep_has_bits_of_running_alone(
     assert_bits_of_running_alone(method, place, parcels_equal, (None, other))
 
 
+@pytest.mark.slow
+def test_method_in_lanes_in_lockstep_has_bits_of_running_alone(
+    method: Method, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
+) -> None:
+    """With channels that do not fill vectors too: a lane does not depend on the others."""
+    pytest.importorskip("numba")
+    place = with_lanes(world_for(method, sizes=(8, 8, 6, 6, 6)))
+    other = Sgd(0.05, place.optimizer.momentum / 2, place.optimizer.weight_decay)
+    assert_bits_of_running_alone(method, place, parcels_equal, (None, other))
+
+
 @pytest.mark.parametrize(
     "optimizers",
     [
@@ -130,7 +142,9 @@ def test_method_in_lockstep_has_bits_of_running_alone(
         (Adam(0.1, clip_norm=1.0), Adam(0.03, clip_norm=0.1)),
     ],
 )
+@pytest.mark.parametrize("kernels", ["torch", "lanes"])
 def test_lockstep_unequal_optimizers_have_bits_of_running_alone(
+    kernels: str,
     optimizers: tuple[Optimizer, Optimizer],
     world: Callable[..., Any],
     parcels_equal: Callable[[Parcel, Parcel], bool],
@@ -139,7 +153,12 @@ def test_lockstep_unequal_optimizers_have_bits_of_running_alone(
     """Devices of several experiments share a block, each with its own numbers."""
     blocks = list[Block]()
     watched(blocks, monkeypatch)
-    method, place = Registries().methods["fedavg"](), world(sizes=(9, 8, 6), hidden=(16, 32), schedule=Schedule(4))
+    method, hidden = Registries().methods["fedavg"](), (16, 32) if kernels == "torch" else (3, 5)
+    place = world(sizes=(9, 8, 6), hidden=hidden, schedule=Schedule(4))
+    if kernels == "lanes":
+        pytest.importorskip("numba")
+        place = with_lanes(place)
+        assert all(tier.model.trains_interleaved() for tier in place.fleet.tiers)
     assert_bits_of_running_alone(method, place, parcels_equal, optimizers)
     shared = any(len({id(member.job.engine) for member in block.members}) > 1 for block in blocks)
     assert shared == (joining_key(optimizers[0]) == joining_key(optimizers[1]))

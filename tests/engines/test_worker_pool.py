@@ -24,20 +24,34 @@ from tests.pickles import pickles_heard
 Recipe = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("method", ["heterofl", "standalone"])
-def test_run_any_number_of_workers_gives_one_sha256(method: str, recipe: Recipe, tmp_path: Path) -> None:
-    document = recipe(method={"name": method})
+def with_kernels(kernels: str) -> dict[str, Any]:
+    if kernels == "lanes":
+        pytest.importorskip("numba")
+    return {"engine": {"kernels": kernels}}
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels"),
+    [("heterofl", "torch"), ("standalone", "torch"), pytest.param("heterofl", "lanes", marks=pytest.mark.slow)],
+)
+def test_run_any_number_of_workers_gives_one_sha256(method: str, kernels: str, recipe: Recipe, tmp_path: Path) -> None:
+    document = recipe(method={"name": method}, **with_kernels(kernels))
     runs = [fedloom.run(document, out=tmp_path / str(workers), workers=workers) for workers in (1, 2, 4)]
+    assert set(read_manifest(runs[0].folder)["kernels"].values()) == {kernels}
     assert len({read_manifest(run.folder)["sha256"] for run in runs}) == 1
     first, *others = (list(read_rows(run.folder)) for run in runs)
     assert all(rows == first for rows in others)
 
 
-@pytest.mark.parametrize("deaths", [3, 40])
-def test_pool_killed_workers_change_no_bits(deaths: int, recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("deaths", "kernels"),
+    [(3, "torch"), (40, "torch"), (3, "lanes"), pytest.param(40, "lanes", marks=pytest.mark.slow)],
+)
+def test_pool_killed_workers_change_no_bits(deaths: int, kernels: str, recipe: Recipe, tmp_path: Path) -> None:
     """Nor do workers that are killed again and again: their blocks then run in the parent."""
-    whole = fedloom.run(recipe(), out=tmp_path / "whole")
-    experiment = assemble(load(recipe(), Registries()), Registries(), tmp_path, workers=2)
+    document = recipe(**with_kernels(kernels))
+    whole = fedloom.run(document, out=tmp_path / "whole")
+    experiment = assemble(load(document, Registries()), Registries(), tmp_path, workers=2)
     pool = experiment.simulator.executor
     assert isinstance(pool, WorkerPool)
     send, killed = pool._send, []

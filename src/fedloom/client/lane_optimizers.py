@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from ..models.lanes.layout import arrange, arranged_strides, disarrange, empty_layout
 from ..tensors import Parcel, Tensors
 from .optimizers import Adam, JoinedOptimizer, Optimizer, Sgd, UnequalNumbersError
+
+Plain = TypeVar("Plain", bound=Optimizer)
 
 
 def in_lanes(optimizer: Optimizer, weights: Tensors) -> Optimizer:
@@ -33,40 +35,28 @@ def in_lanes(optimizer: Optimizer, weights: Tensors) -> Optimizer:
 
 
 @dataclass(frozen=True)
-class LaneSgd:
-    """SGD in one pass over weights, gradient and velocity.
+class LaneOptimizer(Optimizer, Generic[Plain]):
+    """An optimizer in one pass over weights, gradient and state.
 
     Parameters
     ----------
-    plain : the optimizer of the recipe.
+    plain : the optimizer of the recipe, which has the settings.
     """
 
-    plain: Sgd
+    plain: Plain
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
         return self.plain.lr
 
-    def start(self, weights: Tensors) -> Parcel:
-        """The optimizer's state before the first step.
 
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        """
+class LaneSgd(LaneOptimizer[Sgd]):
+    """SGD in one pass."""
+
+    def start(self, weights: Tensors) -> Parcel:
         return {"velocity": empty_layout(weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
-        """Update weights and state in place.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        gradient : their gradient.
-        state : what `start` returned, as the last step left it.
-        active : [K]; a device with 0 keeps weights and state bit for bit.
-        """
         plain = self.plain
         block = _Block.of([weights, state["velocity"]], gradient, active, plain.clip_value)
         on = block.active
@@ -83,41 +73,13 @@ class LaneSgd:
             kernel(w, piece.gradient, velocity, at_on, at_keep, at_clip, decay, at_rate, block.wide, piece.numbers)
 
 
-@dataclass(frozen=True)
-class LaneAdam:
-    """Adam in one pass over weights, gradient and state.
-
-    Parameters
-    ----------
-    plain : the optimizer of the recipe.
-    """
-
-    plain: Adam
-
-    @property
-    def lr(self) -> float:
-        """The learning rate."""
-        return self.plain.lr
+class LaneAdam(LaneOptimizer[Adam]):
+    """Adam in one pass."""
 
     def start(self, weights: Tensors) -> Parcel:
-        """The optimizer's state before the first step.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        """
         return {**self.plain.start(weights), "mean": empty_layout(weights), "square": empty_layout(weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
-        """Update weights and state in place.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        gradient : their gradient.
-        state : what `start` returned, as the last step left it.
-        active : [K]; a device with 0 keeps weights and state bit for bit.
-        """
         plain = self.plain
         if isinstance(plain.weight_decay, Tensor):  # the kernel takes one number
             raise UnequalNumbersError("the devices of this block have different weight decays")

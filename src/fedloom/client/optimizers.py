@@ -26,13 +26,34 @@ class Optimizer(Protocol):
     """
 
     @property
-    def lr(self) -> float: ...
-    def start(self, weights: Tensors) -> Parcel: ...
-    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None: ...
+    def lr(self) -> float:
+        """The learning rate."""
+        ...
+
+    def start(self, weights: Tensors) -> Parcel:
+        """The optimizer's state before the first step.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        """
+        ...
+
+    def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
+        """Update weights and state in place.
+
+        Parameters
+        ----------
+        weights : the trainable weights, [K, ...].
+        gradient : their gradient.
+        state : what `start` returned, as the last step left it.
+        active : [K]; a device with 0 keeps weights and state bit for bit.
+        """
+        ...
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(Optimizer):
     """Stochastic gradient descent, as torch.optim.SGD; gradients are clipped for each device on its own.
 
     Parameters
@@ -55,24 +76,9 @@ class Sgd:
     decay_vectors: bool = True
 
     def start(self, weights: Tensors) -> Parcel:
-        """The optimizer's state before the first step.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        """
         return {"velocity": combine(torch.zeros_like, weights)}
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
-        """Update weights and state in place.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        gradient : their gradient.
-        state : what `start` returned, as the last step left it.
-        active : [K]; a device with 0 keeps weights and state bit for bit.
-        """
         names = sorted(weights)  # so that a norm does not depend on the order of layers
         w, v = [weights[name] for name in names], [state["velocity"][name] for name in names]
         active = active.to(w[0])
@@ -88,7 +94,7 @@ class Sgd:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Adam, as torch.optim.Adam; gradients are clipped for each device on its own.
 
     Parameters
@@ -111,12 +117,6 @@ class Adam:
     clip_norm: Positive | None = None
 
     def start(self, weights: Tensors) -> Parcel:
-        """The optimizer's state before the first step.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        """
         first = next(iter(weights.values()))
         return {
             "mean": combine(torch.zeros_like, weights),
@@ -125,15 +125,6 @@ class Adam:
         }
 
     def step(self, weights: Tensors, gradient: Tensors, state: Parcel, active: Tensor) -> None:
-        """Update weights and state in place.
-
-        Parameters
-        ----------
-        weights : the trainable weights, [K, ...].
-        gradient : their gradient.
-        state : what `start` returned, as the last step left it.
-        active : [K]; a device with 0 keeps weights and state bit for bit.
-        """
         names = sorted(weights)
         active = active.to(weights[names[0]])
         steps = state["count"]["steps"].add_(active)

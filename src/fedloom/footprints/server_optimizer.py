@@ -58,7 +58,7 @@ class ServerOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class FedAvgM:
+class FedAvgM(ServerOptimizer):
     """FedAvgM: gradient descent with momentum. With a momentum of 0 and a rate of 1 it is the average, bit for bit.
 
     Parameters
@@ -71,28 +71,15 @@ class FedAvgM:
     momentum: Fraction = 0.9
 
     def start(self, weight: Tensor) -> Tensors:
-        """The moments before the first step: no velocity.
-
-        Parameters
-        ----------
-        weight : a tensor of the global weights.
-        """
         return {"velocity": torch.zeros_like(weight)}
 
     def move(self, change: Tensor, moments: Tensors) -> tuple[Tensor, Tensors]:
-        """By how much a tensor moves, and its next moments.
-
-        Parameters
-        ----------
-        change : from the old weights to the aggregate.
-        moments : as the last step left them.
-        """
         velocity = self.momentum * moments["velocity"] + change
         return self.lr * velocity, {"velocity": velocity}
 
 
 @dataclass(frozen=True)
-class FedAdagrad:
+class FedAdagrad(ServerOptimizer):
     """FedAdagrad: a rate for each entry, which falls with the sum of its squared changes.
 
     Parameters
@@ -107,28 +94,15 @@ class FedAdagrad:
     tau: Positive = 1e-3
 
     def start(self, weight: Tensor) -> Tensors:
-        """The moments before the first step.
-
-        Parameters
-        ----------
-        weight : a tensor of the global weights.
-        """
         return _first_moments(weight, self.tau)
 
     def move(self, change: Tensor, moments: Tensors) -> tuple[Tensor, Tensors]:
-        """By how much a tensor moves, and its next moments.
-
-        Parameters
-        ----------
-        change : from the old weights to the aggregate.
-        moments : as the last step left them.
-        """
         square = moments["square"] + change.square()
         return _adaptive_step(self.lr, self.beta1, self.tau, change, moments, square)
 
 
 @dataclass(frozen=True)
-class FedAdam:
+class FedAdam(ServerOptimizer):
     """FedAdam: running means of changes and of their squares, without a correction of their bias, as published.
 
     Flower's FedAdam corrects the bias and starts the mean of squares at 0.
@@ -147,22 +121,9 @@ class FedAdam:
     tau: Positive = 1e-3
 
     def start(self, weight: Tensor) -> Tensors:
-        """The moments before the first step.
-
-        Parameters
-        ----------
-        weight : a tensor of the global weights.
-        """
         return _first_moments(weight, self.tau)
 
     def move(self, change: Tensor, moments: Tensors) -> tuple[Tensor, Tensors]:
-        """By how much a tensor moves, and its next moments.
-
-        Parameters
-        ----------
-        change : from the old weights to the aggregate.
-        moments : as the last step left them.
-        """
         square = self.beta2 * moments["square"] + (1 - self.beta2) * change.square()
         return _adaptive_step(self.lr, self.beta1, self.tau, change, moments, square)
 
@@ -172,13 +133,6 @@ class FedYogi(FedAdam):
     """FedYogi: FedAdam whose mean of squares moves by the squared change alone, so that it cannot fall quickly."""
 
     def move(self, change: Tensor, moments: Tensors) -> tuple[Tensor, Tensors]:
-        """By how much a tensor moves, and its next moments.
-
-        Parameters
-        ----------
-        change : from the old weights to the aggregate.
-        moments : as the last step left them.
-        """
         squared, before = change.square(), moments["square"]
         square = before - (1 - self.beta2) * squared * (before - squared).sign()
         return _adaptive_step(self.lr, self.beta1, self.tau, change, moments, square)

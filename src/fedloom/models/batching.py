@@ -539,7 +539,9 @@ def _train_alike(
             results = tree_leaves(run(leaves, x, seeds))
             outputs = [result for result in results if result.requires_grad]
             directions = [torch.linspace(0.5, 1.5, output.numel()).to(output).view_as(output) for output in outputs]
-            gradients = torch.autograd.grad(outputs, list(leaves.values()), directions, materialize_grads=True)
+            # a sum, because torch imports sympy, which takes half a second, to check directions that it is given
+            parts = [(output * direction).sum() for output, direction in zip(outputs, directions, strict=True)]
+            gradients = torch.autograd.grad(torch.stack(parts).sum(), list(leaves.values()), materialize_grads=True)
             found.append((results, gradients))
     largest = max((float(gradient.abs().max()) for gradient in found[1][1] if gradient.numel()), default=0.0)
     return _all_close(found[0][0], found[1][0]) and _all_close(found[0][1], found[1][1], max(1.0, largest))

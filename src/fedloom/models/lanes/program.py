@@ -6,6 +6,7 @@ lanes, or an elementwise function of torch; so a device's numbers depend neither
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ class BlockPass:
         return other.data_ptr()
 
 
-class LaneStep:
+class LaneStep(ABC):
     """An operation for so many devices, ready to run; `keeps` are the values that its backward pass reads."""
 
     def __init__(self, operation: Operation, program: "Program"):
@@ -85,14 +86,16 @@ class LaneStep:
         self.shape = (trace.batch, math.prod(self.after.positions), self.after.channels, self.devices)
         self.prepare(program)
 
-    def prepare(self, program: "Program") -> None:
-        pass
+    def prepare(self, program: "Program") -> None:  # noqa: B027 - most operations have nothing to prepare
+        """Choose kernels and sizes, once."""
 
+    @abstractmethod
     def forward(self, run: BlockPass) -> None:
-        raise NotImplementedError
+        """Compute the output from the inputs."""
 
+    @abstractmethod
     def backward(self, run: BlockPass, gradient: Tensor) -> None:
-        raise NotImplementedError
+        """Add the gradients of inputs and weights, given that of the output."""
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype)
