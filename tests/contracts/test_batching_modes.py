@@ -3,7 +3,6 @@
 Compared in double precision, where rounding is far below the effect of any mistake.
 """
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -32,7 +31,7 @@ from fedloom.models.batching import (
 from fedloom.tensors import Parcel
 from fedloom.testing import TinyWorld
 from fedloom.testing.methods import largest_change
-from tests.conftest import with_lanes
+from tests.conftest import methods_and_families, with_lanes
 
 SIZES = (8, 5, 9, 8, 12, 7)  # unequal, so that some devices finish before others of their block
 LABELS = [[0, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2], [1, 3]]
@@ -120,19 +119,15 @@ def sim(method: Method, family: str, world_for: Callable[..., Any], double: None
 
 @pytest.fixture
 def learn(method: Method, sim: Any, meddling: Callable[..., Any]) -> Callable[..., Result]:
-    def play(block: int, workers: int = 1, sim: TinyWorld = sim) -> Result:
-        executor = WorkerPool(workers) if workers > 1 else InlineExecutor()
-        engine = sim.engine(method, devices_per_block=block, executor=executor)
-        executor.register(WorkerContext(engine, sim.fleet, lambda ref: method.find(*ref)))
-        recorder, others = meddling(engine, list), set(multiprocessing.active_children())
+    def play(block: int, sim: TinyWorld = sim) -> Result:
+        engine = sim.engine(method, devices_per_block=block)
+        recorder = meddling(engine, list)
         try:
             server = sim.play(method, recorder, ROUNDS)
             device_states = dict(engine.client_states.committed)
-            started = set(multiprocessing.active_children()) - others
         finally:
             engine.close()
         batched = any(not reply.device.pooled_from for reply in recorder.delivered)
-        assert len(started) == (workers if workers > 1 and batched else 0)
         assert sim.refusals == []
         return Result(server, device_states, batched)
 
@@ -165,31 +160,43 @@ def agree(
     return check
 
 
+@pytest.fixture
+def agrees_in_mode(
+    method: Method, family: str, sim: Any, learn: Callable[..., Result], agree: Callable[[Result], None],
+    forced: Callable[[BatchingMode], CountingMode],
+) -> Callable[[BatchingMode], None]:  # fmt: skip
+    def check(way: BatchingMode) -> None:
+        counting = forced(way)
+        unfit = way is fold_devices and not sim.fleet.global_model.is_foldable()
+        try:
+            found = learn(block=len(SIZES))
+        except RuntimeError:
+            assert unfit
+            return
+        assert not (unfit and found.batched)
+        agree(found)
+        # a pooled device runs alone
+        assert counting.steps >= tolerance_of(family, method).steps if found.batched else counting.steps == 0
+
+    return check
+
+
 @pytest.mark.parametrize(
-    "way",
-    [fold_devices, *(pytest.param(way, marks=pytest.mark.slow) for way in (vmap_devices, loop_over_devices))],
-    ids=["folded", "vmapped", "looped"],
+    "way", [fold_devices, pytest.param(vmap_devices, marks=pytest.mark.slow)], ids=["folded", "vmapped"]
 )
 def test_batched_devices_learn_as_alone(
-    way: BatchingMode,
-    method: Method,
-    family: str,
-    sim: Any,
-    learn: Callable[..., Result],
-    agree: Callable[[Result], None],
-    forced: Callable[[BatchingMode], CountingMode],
+    way: BatchingMode, agrees_in_mode: Callable[[BatchingMode], None], method: Method, family: str
 ) -> None:
-    counting = forced(way)
-    unfit = way is fold_devices and not sim.fleet.global_model.is_foldable()
-    try:
-        found = learn(block=len(SIZES))
-    except RuntimeError:
-        assert unfit
-        return
-    assert not (unfit and found.batched)
-    agree(found)
-    # a pooled device runs alone
-    assert counting.steps >= tolerance_of(family, method).steps if found.batched else counting.steps == 0
+    agrees_in_mode(way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "family"), [pair for pair in methods_and_families() if not pair.marks])
+def test_looped_devices_learn_as_alone(
+    agrees_in_mode: Callable[[BatchingMode], None], method: Method, family: str
+) -> None:
+    """With the families that methods were made for: this mode calls a net as it is, whatever it consists of."""
+    agrees_in_mode(loop_over_devices)
 
 
 @pytest.mark.slow  # tests/client/test_lane_optimizers.py tries a method in every run of the tests
@@ -242,11 +249,6 @@ def test_diverged_device_is_refused_and_changes_no_other(
     assert uploads[1].keys() == uploads[0].keys() - {diverged}
     for name, weights in uploads[1].items():
         assert all(torch.equal(weight, uploads[0][name][key]) for key, weight in weights.items()), name
-
-
-@pytest.mark.slow  # tests/engines/test_worker_pool.py tries every method
-def test_worker_processes_learn_as_alone(learn: Callable[..., Result], agree: Callable[[Result], None]) -> None:
-    agree(learn(block=2, workers=2))
 
 
 def test_training_changes_compared_state(method: Method, sim: Any, expected: Result) -> None:
