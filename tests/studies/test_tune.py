@@ -15,6 +15,7 @@ from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.recipe.search_space import build_space, declared_space, parse_searched
+from fedloom.reporting.search import is_search
 from fedloom.runs.data import read_data
 from fedloom.runs.folder import read_manifest
 from fedloom.settings import SearchChoices, SearchRange
@@ -22,7 +23,6 @@ from fedloom.studies.tune import (
     SearchFailed,
     SearchTerms,
     count_stages,
-    is_search,
     plan_search,
     reopen_search,
     stage_rounds,

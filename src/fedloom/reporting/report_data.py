@@ -15,6 +15,7 @@ from ..methods import headline_test
 from ..registry import suggest
 from ..runs.folder import MANIFEST, evaluated_tests, read_manifest, read_metrics, read_rows
 from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of
+from .search import SearchRecord, read_searches
 from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
 from .targets import BudgetUnit, budget_lines, limit_to_budget
 
@@ -144,6 +145,7 @@ class ReportData:
     notes: Sequence[str] = ()  # further sentences of the comparison
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
     unpaired: str = ""  # why runs are only shown side by side; empty: they are compared
+    searches: Sequence[SearchRecord] = ()  # for the settings of each arm, if they were searched
 
     @property
     def has_several_arms(self) -> bool:
@@ -261,8 +263,11 @@ def _read_comparison(home: Path, test: str | None, metric: str | None) -> Report
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
     terms = _choose_test(terms, paired[0], test)
-    notes, left_out = description.get("notes", ()), description.get("left_out", {})
-    return ReportData(paired, terms, description["command"], description["equal"], notes, left_out)
+    searches = {one["arm"]: one for one in read_searches(home)}
+    return ReportData(
+        paired, terms, description["command"], description["equal"], description.get("notes", ()),
+        description.get("left_out", {}), searches=[searches[one.name] for one in paired if one.name in searches],
+    )  # fmt: skip
 
 
 def _read_group(home: Path, name: str, description: Mapping[str, Any], metric: str | None) -> Group:

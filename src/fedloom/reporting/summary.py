@@ -122,6 +122,13 @@ def _without_values(report: ReportData) -> str:
     return "Nothing has been evaluated yet."
 
 
+def write_progress(report: ReportData) -> str:
+    """How far the runs are, and what came out so far; for the terminal."""
+    done = sum(reader.rounds for reader in report.readers)
+    rounds = sum(reader.recipe["rounds"] for reader in report.readers)
+    return f"{done} of {pluralize(rounds, 'round')}: {write_headline(report)}"
+
+
 def _so_far(report: ReportData) -> str:
     if not report.is_running:
         return ""
@@ -208,6 +215,8 @@ class Figure:
     note: str = ""
     of: str = ""
     tone: str = ""  # "good" or "bad" if it may be claimed
+    tier: str = ""  # whose number it is; empty: of all
+    arm: str = ""
 
 
 @dataclass(frozen=True)
@@ -259,6 +268,7 @@ def _gain_figure(gain: Difference, named: bool) -> Figure:
         f"{pair}: {noise}{verdict}",
         f"{gain.tier} devices",
         tone,
+        gain.tier,
     )
 
 
@@ -312,9 +322,12 @@ def _machine_seconds(group: Group) -> float:
 def _value_tile(report: ReportData, evaluated: Sequence[TierSummary]) -> Tile:
     metric, where = report.metric, ON_TEST.get(report.test, f"on the {report.test} test")
     figures = [
-        Figure(metric.number(one.mean), metric.unit.strip(), _value_note(report, metric, one), f"{one.tier} devices")
+        Figure(
+            metric.number(one.mean), metric.unit.strip(), _value_note(report, metric, one), f"{one.tier} devices",
+            tier=one.tier,
+        )
         for one in evaluated
-    ]
+    ]  # fmt: skip
     return Tile(f"{metric.title} {where}", figures)
 
 

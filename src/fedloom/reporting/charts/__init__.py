@@ -16,6 +16,7 @@ from .learning import (
 )
 from .models import build_cka_chart, build_pareto_chart
 from .participation import build_coverage_chart, build_norms_chart, build_participation_chart, build_refusals_chart
+from .search import build_settings_chart, build_stages_chart
 from .spending import build_time_chart, build_uploads_chart
 
 __all__ = ["SECTIONS", "Chart", "MissingChart", "Panel", "ReportSection", "build_charts", "build_hero_charts"]
@@ -54,8 +55,12 @@ SECTIONS = (
     ),
     ReportSection("privacy", "Privacy", "what left the devices", (build_uploads_chart,)),
     ReportSection(
-        "search", "Models and search", "the best value within a budget, and how similar the models are",
+        "models", "Models", "the best value within a budget, and how similar they are",
         (build_pareto_chart, build_cka_chart),
+    ),
+    ReportSection(
+        "search", "Search", "which settings were tried, and what was chosen",
+        (build_stages_chart, build_settings_chart),
     ),
 )  # fmt: skip
 

@@ -136,6 +136,7 @@ class Panel:
     tier: str = ""  # empty: belongs to all tiers
     width: int = WIDE
     height: int = HEIGHT
+    arm: str = ""  # empty: belongs to all arms
 
 
 @dataclass(frozen=True)
