@@ -86,10 +86,25 @@ def look(browser: Any, view: str, height: int | None = None) -> None:
 def capture(browser: Any, name: str) -> None:
     picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     file = IMAGES / f"{name}.png"
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
+    reduce_colors(picture).save(file, optimize=True)
     sys.stdout.write(
         f"{file.relative_to(ROOT)}  {picture.width} x {picture.height}, {file.stat().st_size // 1000} kB\n"
     )
+
+
+def show_page(browser: Any, view: str, address: str) -> None:
+    look(browser, view)
+    browser.get(address)
+    if VIEWS[view][3] == "print":  # the margins of a sheet, which a screenshot does not have
+        browser.execute_script("document.body.style.padding = '14mm'")
+
+
+def reduce_colors(picture: Image.Image) -> Image.Image:
+    """The picture in its most frequent colors: those of marks stay as they are, unlike in an averaged palette."""
+    counted = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, color in counted[:COLORS] for part in color])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 def fedloom(*words: str) -> list[str]:
@@ -109,8 +124,7 @@ def make_run(runs: Path, name: str) -> Path:
 def show_report(browser: Any, runs: Path, name: str) -> None:
     page = make_run(runs, name) / "report.html"
     for view in VIEWS:
-        look(browser, view)
-        browser.get(page.resolve().as_uri())
+        show_page(browser, view, page.resolve().as_uri())
         capture(browser, f"report_{name}_{view}")
 
 
@@ -126,8 +140,7 @@ def show_live(browser: Any, runs: Path, name: str) -> None:
                 assert watcher.stderr is not None
                 address = watcher.stderr.readline().split()[0]
                 for view in VIEWS:
-                    look(browser, view)
-                    browser.get(address)
+                    show_page(browser, view, address)
                     capture(browser, f"report_{name}_{view}")
                 watcher.terminate()
         finally:
@@ -170,9 +183,10 @@ def show_all_methods(browser: Any, runs: Path, name: str) -> None:
     def panel(title: str, columns: dict[int, Look]) -> str:
         marks = []
         for row, cells in enumerate(rows):
-            for column, style in columns.items():
+            for at, (column, style) in enumerate(columns.items()):
                 mean, spread = map(float, re.findall(r"[\d.]+", cells[column])[:2])
-                marks.append(Dot(mean, row, style, spread=spread, size=4.5))
+                place = row + (0.3 * at - 0.15 if len(columns) > 1 else 0.0)  # beside, not above, each other
+                marks.append(Dot(mean, place, style, spread=spread, size=4.5))
         axis = Axis("accuracy, % (mean and standard deviation over five seeds)", low=0, high=90)
         names = Axis(names=[cells[0] for cells in rows])
         return f'<div class="panel"><h3 class="panel-title">{title}</h3>' + render_svg(

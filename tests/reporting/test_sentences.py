@@ -78,8 +78,7 @@ def test_finding_does_not_count_all_large_as_a_simple_alternative(tmp_path: Path
         ((90, 90), (50, 50), "fjord is best on large and small devices."),
         ((90, 50), (50, 90), "fjord is best on large devices; fedrolex is best on small devices."),
         ((90, 70), (50, 50), "fjord is best on large devices; no arm is best beyond noise on small devices."),
-        ((70.1, 70), (50, 50.0), "No arm is best beyond noise: fjord leads on large devices and heterofl leads on small "
-         "devices, but others are within noise."),
+        ((70.1, 70), (50, 50.0), "No arm is best beyond noise; fjord leads on large, heterofl on small devices."),
     ],
 )  # fmt: skip
 def test_finding_of_several_methods_names_the_best_by_tier(
@@ -104,6 +103,7 @@ def test_page_of_comparison_in_which_all_failed_is_built(tmp_path: Path) -> None
     )
     assert data.result is not None and "fjord failed with seed 0" in data.result.verdict
     assert "nan" not in "".join(re.findall(r"<svg.*?</svg>", build_page(data).html, flags=re.DOTALL))
+    assert missing(data)["Rounds to target"] == "fjord, which sets the targets, did not finish"
 
 
 def test_page_of_diverged_run_draws_what_is_finite(tmp_path: Path) -> None:
@@ -248,23 +248,30 @@ def test_tiles_served_bytes_and_time_follow_the_runs(tmp_path: Path) -> None:
     shown = figures(compared(tmp_path / "a", arms))
     assert shown["Devices served"] == ["100 %; by heterofl; drop-the-small: 50 %"]
     assert shown["Bytes per round"] == ["2 kB; heterofl; drop-the-small: 8 MB"]
-    assert shown["Time"] == ["60 s; heterofl; on the fleet, simulated; 4 s on this machine"]
+    assert shown["Time"] == ["60 s; heterofl, on the fleet, simulated; 4 s on this machine"]
     arms = {"heterofl": [finals(90, 60)], "small-for-all": [finals(70, 70)]}
     shown = figures(compared(tmp_path / "b", arms))
     assert shown["Devices served"] == ["100 %; by heterofl; the same in every arm"]
-    assert shown["Time"] == ["4 s; heterofl; on this machine"]
+    assert shown["Time"] == ["4 s; heterofl, on this machine"]
+    arms = {"heterofl": [finals(90, 60)] * 2, "fjord": [finals(70, 70)] * 2, "standalone": [finals(1, 1)] * 2}
+    shown = figures(compared(tmp_path / "c", arms))
+    assert shown["Time"] == ["4 s; a run of heterofl, on this machine"]
+    assert shown["Bytes per round"] == ["2 kB; heterofl; others: 2 kB"]
+    arms["standalone"] = [finals(1, 1, bytes_each_way=1.0)] * 2
+    shown = figures(compared(tmp_path / "d", arms))
+    assert shown["Bytes per round"] == ["2 kB; heterofl; others: 2 B (standalone) to 2 kB (fjord)"]
 
 
 def test_tiles_of_run_show_values_replies_and_bytes(tmp_path: Path) -> None:
     shown = figures(run_of(tmp_path / "a", finals(80, 60)))
-    assert shown["Accuracy on the whole test set"] == ["80.0 %; ± 0.8 by test size", "60.0 %; ± 1.0 by test size"]
+    assert shown["Accuracy, whole test set"] == ["80.0 %; ± 0.8 by test size", "60.0 %; ± 1.0 by test size"]
     assert shown["Replies admitted"] == ["100 %; of 8 requests to devices"]
     assert shown["Bytes per round"] == ["2 kB; down and up, all devices; 4 kB in all"]
     lost = [reply(1, "large"), reply(1, "small", "SILENT")]
     made = finals(80, 60, participation=lost, metric="score", unit="")
     shown = figures(run_of(tmp_path / "b", made))
     assert shown["Replies admitted"] == ["50 %; of 4 requests to devices"]
-    assert shown["Score on the whole test set"][0] == "80 ; noise unknown"
+    assert shown["Score, whole test set"][0] == "80 ; noise unknown"
 
 
 # --- charts
@@ -324,15 +331,36 @@ def test_learning_sentences_name_highest_and_lowest(tmp_path: Path) -> None:
     line = charts(run_of(tmp_path / "d", finals(60, 80, **kind)))["learning_rounds"].sentence
     assert line == "After round 2, tier large is at 60 and tier small is at 80."
     one = Made({"large": [50.0, 60.0]}, tiers=("large",))
-    assert charts(run_of(tmp_path / "e", one))["learning_rounds"].sentence == "After round 2, tier large is at 60.0 %."
+    assert charts(run_of(tmp_path / "e", one))["learning_rounds"].sentence == "After round 2, accuracy is at 60.0 %."
 
 
-def test_other_test_sentence_says_which_test(tmp_path: Path) -> None:
+def test_sentences_of_a_single_tier_do_not_name_it(tmp_path: Path) -> None:
+    for name, last, target in (("a", 60.0, "60 % was reached in 2 rounds."), ("b", 50.0, "")):
+        data = run_of(tmp_path / name, Made({"large": [50.0, last]}, tiers=("large",)))
+        shown = charts(data)
+        assert shown["learning_bytes"].sentence == f"Transferring 4 kB brought accuracy to {last:.1f} %."
+        assert shown["targets"].sentence == target if target else "targets" not in shown
+    arms = {"heterofl": [finals(90, 60)], "fjord": [finals(70, 70)]}
+    terms = {"tiers": ["large"], "shares": {"large": 1.0}}
+    line = charts(compared(tmp_path / "c", arms, **terms))["learning_rounds"].sentence
+    assert line == "After round 2, heterofl is highest with 90.0 % and fjord lowest with 70.0 %."
+
+
+def test_other_test_is_shown_unless_it_says_the_same(tmp_path: Path) -> None:
     local = {"large": [1.0, 95.0], "small": [1.0, 93.0]}
     shown = charts(run_of(tmp_path / "a", finals(40, 30, local=local)))
-    assert shown["learning_rounds_local"].sentence.startswith("Local test: devices on their own test examples. After")
+    assert shown["learning_rounds_local"].title == "Accuracy on the devices' own test examples, by round"
+    assert shown["learning_rounds_local"].sentence.startswith("After round 2, tier large is highest with 95.0 %")
     shown = charts(run_of(tmp_path / "b", finals(40, 30, local=local, produces="personalized")))
-    assert shown["learning_rounds_global"].sentence.startswith("Global test: models on the whole test set. After")
+    assert shown["learning_rounds_global"].title == "Accuracy on the whole test set, by round"
+    same = run_of(tmp_path / "c", Made(local, local=local))
+    assert next(iter(charts(same))) == "learning_rounds" and "learning_rounds_local" not in charts(same)
+    assert (
+        missing(same)["Accuracy on the devices' own test examples, by round"]
+        == "its values are those of the global test"
+    )
+    assert "On the devices' own test examples the values are the same." in write_basis(same)
+    assert "Devices' own tests" not in figures(same)
 
 
 def test_bytes_sentence_names_least_and_most(tmp_path: Path) -> None:

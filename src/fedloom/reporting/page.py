@@ -16,8 +16,9 @@ from ..design import stylesheet
 from ..files import write_atomic
 from ..wording import plural, pluralize
 from .charts import OF_ONE_RUN, SECTIONS, Chart, MissingChart, build_charts, build_hero_charts
-from .charts.drawing import Key, Look, render_svg, swatch
+from .charts.drawing import Key, Look, render_svg, shared_margins, swatch
 from .charts.looks import arm_look, tier_look
+from .paired_stats import on_test
 from .report_data import ReportData
 from .search import metric_of_search, search_sentence, summarize_search, write_budget
 from .summary import TIER_COLUMNS, build_tiles, summarize_tiers, write_basis, write_headline, write_progress
@@ -78,6 +79,7 @@ def build_page(report: ReportData, figures: str = FIGURES, refresh: float = REFR
         "heroes": [shown[chart.key] for chart in heroes if isinstance(chart, Chart)],
         "verdict": _verdict(report),
         "sections": [section for section in sections if section["figures"] or section["key"] == "cost"],
+        "where": on_test(report.test),
         "which": f"{report.groups[0].name}, seed {report.first.seed}" if several else "",
         "searches": list(map(summarize_search, report.searches)),
         "search_metric": metric_of_search(report.searches[0]) if report.searches else None,
@@ -123,7 +125,7 @@ def sample_of(look: Look) -> Markup:
 def _facts(report: ReportData) -> dict[str, Any]:
     """What was run, in one line."""
     reader = report.first
-    names = [group.name for group in report.groups]
+    names, seeds = [group.name for group in report.groups], [one.seed for one in report.groups[0].readers]
     return {
         "method": " · ".join(names) if len(names) < 5 else f"{' · '.join(names[:3])} and {len(names) - 3} more",
         "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
@@ -131,7 +133,7 @@ def _facts(report: ReportData) -> dict[str, Any]:
         "deviation": reader.manifest.get("data_deviation", ""),
         "classes": _list_classes(reader.fleet.get("class_names", ())),
         "rounds": f"{reader.rounds} of {pluralize(reader.recipe['rounds'], 'round')}",
-        "seeds": f"seed {', '.join(str(one.seed) for one in report.groups[0].readers)}",
+        "seeds": f"{plural('seed', len(seeds))} {', '.join(map(str, seeds))}",
         "started": reader.manifest.get("started", ""),
     }
 
@@ -146,8 +148,12 @@ def _list_classes(names: Sequence[str]) -> str:
 
 def describe_figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:
     """A chart as templates show it."""
+    alike = len(chart.panels) > 1 and all(
+        panel.tier or panel.arm for panel in chart.panels
+    )  # the same for every tier or arm
+    margins = shared_margins(chart.panels) if alike else None
     panels = [
-        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}")), "tier": panel.tier, "arm": panel.arm,
+        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}", margins)), "tier": panel.tier, "arm": panel.arm,
          "title": panel.title, "width": panel.width}
         for number, panel in enumerate(chart.panels)
     ]  # fmt: skip

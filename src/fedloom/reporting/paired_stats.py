@@ -49,6 +49,10 @@ class ComparedMetric:
     def format(self, value: float) -> str:
         return f"{self.number(value)}{self.unit}"
 
+    def signed(self, value: float) -> str:
+        """A difference without its unit, with the sign that typesetting has for minus."""
+        return self.number(value, "+").replace("-", "−")
+
     def format_difference(self, value: float) -> str:
         return f"{self.number(value, '+')}{self.difference_unit}"
 
@@ -156,6 +160,12 @@ def transfer_rows(rows: Sequence[Row]) -> list[Row]:
 
 REFERENCES = ("small-for-all", "drop-the-small")  # the controls that charts show as lines
 LOCAL_TEST, GLOBAL_TEST = "local", "global"  # devices' own test examples, the whole test set
+
+
+def on_test(test: str) -> str:
+    """Where something was measured, in words."""
+    known = {LOCAL_TEST: "on the devices' own test examples", GLOBAL_TEST: "on the whole test set"}
+    return known.get(test, f"on the {test} test")
 
 
 def other_test(test: str) -> str:

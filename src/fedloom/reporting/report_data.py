@@ -14,7 +14,7 @@ from ..files import read_json_lines
 from ..methods import headline_test
 from ..registry import suggest
 from ..runs.folder import MANIFEST, evaluated_tests, read_manifest, read_metrics, read_rows
-from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of
+from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of, other_test
 from .search import SearchRecord, read_searches
 from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
 from .targets import BudgetUnit, budget_lines, limit_to_budget
@@ -195,6 +195,22 @@ class ReportData:
             for tier in self.tiers
             if group.arm.serving[tier].can_run and self._has_devices(tier)
         )
+
+    @cached_property
+    def tests_agree(self) -> bool:
+        """True if the other test shows the same values, so that showing both would say nothing more."""
+        pairs = [
+            [
+                [self._shown_values(curve) for curve in group.arm.curves(tier, test)]
+                for test in (self.test, other_test(self.test))
+            ]
+            for group in self.groups
+            for tier in self.tiers
+        ]
+        return any(any(second) for _, second in pairs) and all(first == second for first, second in pairs)
+
+    def _shown_values(self, curve: Sequence[Row]) -> list[tuple[int, str]]:
+        return [(row.round, self.metric.format(row.value)) for row in curve]
 
     def _has_devices(self, tier: str) -> bool:
         tiers = self.first.tier_of
