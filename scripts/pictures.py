@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from fedloom.design import stylesheet
@@ -100,11 +101,21 @@ def show_page(browser: Any, view: str, address: str) -> None:
 
 
 def reduce_colors(picture: Image.Image) -> Image.Image:
-    """The picture in its most frequent colors: those of marks stay as they are, unlike in an averaged palette."""
-    counted = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True)
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([part for _, color in counted[:COLORS] for part in color])
-    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+    """The picture in few of its own colors: bright ones first, which marks have, then the most frequent ones.
+
+    An average of colors, as usual, would give marks another hue than the page does.
+    """
+    pixels = np.asarray(picture).reshape(-1, 3)
+    colors, which, counts = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    is_bright = np.ptp(colors.astype(int), axis=1) > 60
+    by_count = np.argsort(-counts, kind="stable")
+    bright = [at for at in by_count if is_bright[at]][: COLORS // 2]
+    kept = colors[[*bright, *[at for at in by_count if at not in set(bright)][: COLORS - len(bright)]]]
+    distances = np.abs(colors[:, None].astype(int) - kept[None].astype(int)).sum(axis=2)
+    indices = distances.argmin(axis=1)[which.reshape(-1)].astype(np.uint8)
+    reduced = Image.fromarray(indices.reshape(picture.height, picture.width), "P")
+    reduced.putpalette(kept.astype(np.uint8).tobytes())
+    return reduced
 
 
 def fedloom(*words: str) -> list[str]:

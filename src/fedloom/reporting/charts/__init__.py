@@ -1,12 +1,12 @@
 """The charts of the report, by the section of the page that shows them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..report_data import ReportData
 from .arms import build_arms_chart, build_differences_chart
 from .devices import build_alone_chart, build_devices_chart, build_partition_chart, build_personalized_chart
-from .drawing import FULL, Chart, MissingChart, Panel
+from .drawing import Chart, MissingChart, Panel
 from .learning import (
     build_bytes_chart,
     build_metric_charts,
@@ -71,21 +71,14 @@ OF_ONE_RUN = frozenset(
 
 
 def build_hero_charts(report: ReportData) -> list[Chart | MissingChart]:
-    """The first screen: of a comparison all arms; of a run its learning curves, on the test that it is for first."""
+    """The first screen: of a comparison all arms; of a run its learning curves, on the test that it is for and
+    on the other one, or against bytes if that has nothing else to show."""
     if report.result is not None:
         return [build_arms_chart(report)]
     if report.has_several_arms:
         return [build_rounds_chart(report)]
-    charts = [build_rounds_chart(report), build_other_test_chart(report)]
-    drawn = [chart for chart in charts if isinstance(chart, Chart)]
-    return charts if len(drawn) > 1 else [_widen(chart) for chart in charts]
-
-
-def _widen(chart: Chart | MissingChart) -> Chart | MissingChart:
-    """A chart that has the whole width of the page for itself."""
-    if isinstance(chart, MissingChart) or len(chart.panels) > 1:
-        return chart
-    return replace(chart, panels=[replace(panel, width=FULL) for panel in chart.panels])
+    second = build_other_test_chart(report)
+    return [build_rounds_chart(report), second if isinstance(second, Chart) else build_bytes_chart(report)]
 
 
 def build_charts(report: ReportData) -> dict[str, list[Chart | MissingChart]]:

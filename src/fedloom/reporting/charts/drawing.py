@@ -18,7 +18,7 @@ from ...wording import format_magnitude
 CellValue = str | int | float | None
 ChartRow = tuple[CellValue, ...]
 
-FULL, WIDE, NARROW = 760, 480, 400  # pixels: a chart alone on the first screen, a panel alone, and one of several
+WIDE, NARROW = 480, 400  # pixels: a panel alone, and one of several
 HEIGHT = 250
 CHARACTER, LINE_HEIGHT = 6.9, 14  # pixels: mean width of a letter of a label, lines
 ABOVE, BELOW, BESIDE = 10, 40, 12  # pixels around the axes
