@@ -41,7 +41,7 @@ def tuned(path: Path, searches: Sequence[Mapping[str, Any]]) -> ReportData:
 @pytest.mark.parametrize(
     ("trials", "expected"),
     [
-        (HALVED, "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: stopped early)."),
+        (HALVED, "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: not run to the end)."),
         (FULL, "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: 50.0 %)."),
         (({1: None}, {1: 5.0, 9: 60.0}), "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: failed)."),
         (FIRST_BEST, "heterofl scored best with the recipe's own settings: 60.0 %."),
@@ -91,6 +91,8 @@ def test_stages_sentence_counts_trials_after_each_stage() -> None:
     halved = searched("heterofl", HALVED)
     assert write_stages([halved]) == "3 trials were scored after 1 round, 2 after 3 rounds and 1 after 9 rounds."
     assert write_stages([searched("heterofl", FULL)]) == "All 2 trials ran all 9 rounds."
+    assert write_stages([searched("heterofl", ({9: 50.0},))]) == "The only trial ran all 9 rounds."
+    assert write_stages([searched("heterofl", ({1: 5.0}, {}))]) == "1 trial was scored after 1 round."
     assert write_stages([searched("heterofl", ({}, {}))]) == "No trial was scored yet."
     assert write_stages([halved, searched("fjord", FIRST_BEST)]).startswith(
         "In every arm, 3 trials were scored after 1"
@@ -148,7 +150,7 @@ def test_page_of_tuned_comparison_has_a_section_on_the_search_and_others_have_no
     page = build_page(data)
     section = page.html.partition('id="section-search"')[2].partition('id="section-repeat"')[0]
     assert "Every arm had the same budget: 3 trials of at most 9 rounds." in section
-    assert section.count("<tr data-arm=") == 2 and "lr 0.2" in section and "stopped early" in section
+    assert section.count("<tr data-arm=") == 2 and "lr 0.2" in section and "not run to the end" in section
     assert 'id="search_stages"' in section and 'id="search_settings"' in section
     assert {"search_stages.csv", "search_settings.csv"} <= set(page.csvs)
     plain = build_page(read_report_data([write_comparison(tmp_path / "b", {"heterofl": [finals(80, 60)]})]))
@@ -185,7 +187,7 @@ def test_tiles_of_a_search_show_scores_of_few_arms(tmp_path: Path) -> None:
     home = write_search(tmp_path / "a", [searched("heterofl", HALVED), searched("fjord", FULL)])
     first, trials, examples, moved = build_search_tiles(read_search_report(home))
     assert [(one.of, one.value, one.note) for one in first.figures] == [
-        ("heterofl", "60.0", "trial 1; the recipe itself: stopped early"), ("fjord", "60.0", "trial 1; the recipe itself: 50.0 %"),
+        ("heterofl", "60.0", "trial 1; the recipe itself: not run to the end"), ("fjord", "60.0", "trial 1; the recipe itself: 50.0 %"),
     ]  # fmt: skip
     assert (trials.figures[0].value, examples.figures[0].value, moved.figures[0].value) == ("5", "100", "5")
     many = write_search(tmp_path / "b", [searched(f"arm{at}", HALVED) for at in range(5)])
@@ -200,11 +202,16 @@ def test_search_that_has_not_begun_is_refused(tmp_path: Path) -> None:
 def test_gallery_shows_a_search(tmp_path: Path) -> None:
     write_search(tmp_path / "found", [searched("heterofl", HALVED)])
     html = build_gallery(tmp_path, list_runs(tmp_path))
-    assert "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: stopped early)." in html
+    assert "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: not run to the end)." in html
     assert "<span>search</span>" in html and html.count("<svg") == 1
 
 
 def test_summary_counts_budget_and_bytes() -> None:
     summary = summarize_search(searched("heterofl", HALVED, seeds=[0, 1]))
     assert (summary.trials, summary.rounds, summary.seeds, summary.bytes) == (3, 9, 2, 3000.0)
-    assert (summary.chosen_trial, summary.settings, summary.score, summary.own) == (1, "lr 0.2", 60.0, "stopped early")
+    assert (summary.chosen_trial, summary.settings, summary.score, summary.own) == (
+        1,
+        "lr 0.2",
+        60.0,
+        "not run to the end",
+    )

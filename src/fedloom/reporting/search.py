@@ -65,8 +65,7 @@ def _mean(scores: Mapping[str, float | None]) -> float | None:
 
 def metric_of_search(search: SearchRecord) -> ComparedMetric:
     """The metric that scores trials."""
-    points = " points" if search["unit"] == " %" else search["unit"]
-    return ComparedMetric(search["metric"], search["unit"], points, search["higher_is_better"])
+    return ComparedMetric(search["metric"], search["unit"], higher_is_better=search["higher_is_better"])
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def _own_score(search: SearchRecord) -> str:
     last = scores.get(search["rounds"])
     if last is not None:
         return metric_of_search(search).format(last)
-    return "failed" if None in scores.values() else "stopped early"
+    return "failed" if None in scores.values() else "not run to the end"
 
 
 def write_budget(searches: Sequence[SearchRecord]) -> str:
@@ -138,9 +137,10 @@ def _describe_stages(search: SearchRecord) -> str:
     if not counts:
         return "no trial was scored yet"
     if list(counts) == [search["rounds"]]:
-        return f"all {pluralize(counts.total(), 'trial')} ran all {pluralize(search['rounds'], 'round')}"
+        every = f"all {counts.total()} trials" if counts.total() > 1 else "the only trial"
+        return f"{every} ran all {pluralize(search['rounds'], 'round')}"
     (after, count), *later = sorted(counts.items())
-    parts = [f"{pluralize(count, 'trial')} were scored after {pluralize(after, 'round')}"]
+    parts = [f"{pluralize(count, 'trial')} {'was' if count == 1 else 'were'} scored after {pluralize(after, 'round')}"]
     return join_words([*parts, *(f"{count} after {pluralize(after, 'round')}" for after, count in later)])
 
 
