@@ -201,7 +201,7 @@ def test_search_that_has_not_begun_is_refused(tmp_path: Path) -> None:
 
 def test_gallery_shows_a_search(tmp_path: Path) -> None:
     write_search(tmp_path / "found", [searched("heterofl", HALVED)])
-    html = build_gallery(tmp_path, list_runs(tmp_path))
+    html = build_gallery(tmp_path, list_runs(tmp_path)).replace("\u00a0", " ")
     assert "heterofl scored best with lr 0.2: 60.0 % (the recipe itself: not run to the end)." in html
     assert "<span>search</span>" in html and html.count("<svg") == 1
 

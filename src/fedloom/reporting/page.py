@@ -148,10 +148,8 @@ def _list_classes(names: Sequence[str]) -> str:
 
 def describe_figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:
     """A chart as templates show it."""
-    alike = len(chart.panels) > 1 and all(
-        panel.tier or panel.arm for panel in chart.panels
-    )  # the same for every tier or arm
-    margins = shared_margins(chart.panels) if alike else None
+    are_alike = all(panel.tier or panel.arm for panel in chart.panels)  # the same for every tier or arm
+    margins = shared_margins(chart.panels) if chart.panels and are_alike else None
     panels = [
         {"svg": Markup(render_svg(panel, f"{chart.key}-{number}", margins)), "tier": panel.tier, "arm": panel.arm,
          "title": panel.title, "width": panel.width}
