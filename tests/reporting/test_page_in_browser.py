@@ -312,7 +312,7 @@ def test_search_page_and_section_in_browser(browser: Any, axe: str, tmp_path: Pa
     from selenium.webdriver.common.action_chains import ActionChains
 
     trials = ({1: 10.0}, {1: 30.0, 3: 40.0, 9: 60.0}, {1: 20.0, 3: 35.0})
-    searches = [searched(arm, trials) for arm in ("heterofl", "fjord")]
+    searches = [searched("heterofl", trials), searched("fjord", ({1: 50.0, 9: 55.0}, {1: 45.0, 9: 50.0}))]
     home = write_comparison(tmp_path / "home", {arm: [finals(80, 60)] for arm in ("heterofl", "fjord")})
     write_search(home / "tune", searches)
     for name, folder in (("tuned", home), ("search", home / "tune")):
