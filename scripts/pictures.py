@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from fedloom.design import stylesheet
@@ -86,10 +87,35 @@ def look(browser: Any, view: str, height: int | None = None) -> None:
 def capture(browser: Any, name: str) -> None:
     picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     file = IMAGES / f"{name}.png"
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
+    reduce_colors(picture).save(file, optimize=True)
     sys.stdout.write(
         f"{file.relative_to(ROOT)}  {picture.width} x {picture.height}, {file.stat().st_size // 1000} kB\n"
     )
+
+
+def show_page(browser: Any, view: str, address: str) -> None:
+    look(browser, view)
+    browser.get(address)
+    if VIEWS[view][3] == "print":  # the margins of a sheet, which a screenshot does not have
+        browser.execute_script("document.body.style.padding = '14mm'")
+
+
+def reduce_colors(picture: Image.Image) -> Image.Image:
+    """The picture in few of its own colors: bright ones first, which marks have, then the most frequent ones.
+
+    An average of colors, as usual, would give marks another hue than the page does.
+    """
+    pixels = np.asarray(picture).reshape(-1, 3)
+    colors, which, counts = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    is_bright = np.ptp(colors.astype(int), axis=1) > 60
+    by_count = np.argsort(-counts, kind="stable")
+    bright = [at for at in by_count if is_bright[at]][: COLORS // 2]
+    kept = colors[[*bright, *[at for at in by_count if at not in set(bright)][: COLORS - len(bright)]]]
+    distances = np.abs(colors[:, None].astype(int) - kept[None].astype(int)).sum(axis=2)
+    indices = distances.argmin(axis=1)[which.reshape(-1)].astype(np.uint8)
+    reduced = Image.fromarray(indices.reshape(picture.height, picture.width), "P")
+    reduced.putpalette(kept.astype(np.uint8).tobytes())
+    return reduced
 
 
 def fedloom(*words: str) -> list[str]:
@@ -109,8 +135,7 @@ def make_run(runs: Path, name: str) -> Path:
 def show_report(browser: Any, runs: Path, name: str) -> None:
     page = make_run(runs, name) / "report.html"
     for view in VIEWS:
-        look(browser, view)
-        browser.get(page.resolve().as_uri())
+        show_page(browser, view, page.resolve().as_uri())
         capture(browser, f"report_{name}_{view}")
 
 
@@ -126,8 +151,7 @@ def show_live(browser: Any, runs: Path, name: str) -> None:
                 assert watcher.stderr is not None
                 address = watcher.stderr.readline().split()[0]
                 for view in VIEWS:
-                    look(browser, view)
-                    browser.get(address)
+                    show_page(browser, view, address)
                     capture(browser, f"report_{name}_{view}")
                 watcher.terminate()
         finally:
@@ -170,9 +194,10 @@ def show_all_methods(browser: Any, runs: Path, name: str) -> None:
     def panel(title: str, columns: dict[int, Look]) -> str:
         marks = []
         for row, cells in enumerate(rows):
-            for column, style in columns.items():
+            for at, (column, style) in enumerate(columns.items()):
                 mean, spread = map(float, re.findall(r"[\d.]+", cells[column])[:2])
-                marks.append(Dot(mean, row, style, spread=spread, size=4.5))
+                place = row + (0.3 * at - 0.15 if len(columns) > 1 else 0.0)  # beside, not above, each other
+                marks.append(Dot(mean, place, style, spread=spread, size=4.5))
         axis = Axis("accuracy, % (mean and standard deviation over five seeds)", low=0, high=90)
         names = Axis(names=[cells[0] for cells in rows])
         return f'<div class="panel"><h3 class="panel-title">{title}</h3>' + render_svg(

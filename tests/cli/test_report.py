@@ -71,10 +71,9 @@ def test_report_watch_serves_until_finished(home, monkeypatch):
     whole, seen, opened = manifest.read_text(), [], []
 
     def write(runs, file, test, metric, refresh):
-        seen.append(read_report_data(runs, test))
-        page = build_page(seen[-1], refresh=refresh)
-        assert ("This page updates itself every 0.5 seconds." in page.html) == seen[-1].is_running
-        return seen[-1], page
+        seen.append(build_page(read_report_data(runs, test), refresh=refresh))
+        assert ("This page updates itself every 0.5 seconds." in seen[-1].html) == seen[-1].is_running
+        return seen[-1]
 
     def wait(seconds):
         assert seconds == 0.5
@@ -93,7 +92,7 @@ def test_report_watch_serves_until_finished(home, monkeypatch):
     first, second = result.err.splitlines()  # what has not changed is not said again
     assert first == f"{opened[0]} shows the run until it is over; Ctrl-C stops watching"
     assert second.startswith("2 of 2 rounds: So far, after 2 of 2 rounds, heterofl reaches an accuracy of ")
-    assert [data.is_running for data in seen] == [True, True, False]
+    assert [page.is_running for page in seen] == [True, True, False]
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(opened[0], timeout=5)
 

@@ -47,7 +47,9 @@ def test_handle_and_report_of_personal_models_show_their_own_tests_first(persona
     assert judged.startswith("Judged on the devices' own test examples")
     assert any(line.startswith("On the whole test set: ") for line in rest)
     titles = re.findall(r'<h2[^>]* id="[\w-]+-title">(.*?)</h2>', build_page(data).html)
-    assert titles[:2] == ["Accuracy on the local test against rounds", "Accuracy on the global test against rounds"]
+    assert titles[:2] == [
+        "Accuracy on the devices&#39; own test examples, by round", "Accuracy on the whole test set, by round",
+    ]  # fmt: skip
 
 
 def test_tracker_of_personal_models_gets_their_own_tests_first(fedloom, write, tmp_path):

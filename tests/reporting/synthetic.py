@@ -142,6 +142,42 @@ def write_comparison(
     return home
 
 
+def searched(
+    arm: str, trials: Sequence[Mapping[int, float | None]], settings: Sequence[Mapping[str, Any]] = (), rounds: int = 9,
+    **changes: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The record of a search. `trials` has each one's score by rounds; the best after all rounds is the choice."""
+    known = [dict(one) for one in settings] or [{"training.optimizer.lr": 0.1 * 2**at} for at in range(len(trials))]
+    higher = changes.get("higher_is_better", True)
+    ended = {at: scores[rounds] for at, scores in enumerate(trials) if scores.get(rounds) is not None}
+    best = (max if higher else min)(ended, key=lambda at: float(ended[at] or 0.0), default=None)
+    choice = None if best is None else {"trial": best, "settings": known[best], "score": ended[best]}
+    tried = [
+        {"number": at, "settings": own, "scores": {str(after): {"0": score} for after, score in scores.items()},
+         "bytes": {"0": 1000.0}}
+        for at, (own, scores) in enumerate(zip(known, trials, strict=True))
+    ]  # fmt: skip
+    return {
+        "format": "fedloom search 1", "arm": arm, "metric": "accuracy", "unit": " %", "higher_is_better": True,
+        "validation_examples": 100, "seeds": [0], "rounds": rounds, "trials": len(trials), "equal": "rounds",
+        "space": dict.fromkeys(known[0], "0.01..1.0:log"), "bytes": 1000.0 * len(trials), "choice": choice,
+        "tried": tried, **changes,
+    }  # fmt: skip
+
+
+def write_search(home: Path, searches: Sequence[Mapping[str, Any]], status: str = "finished") -> Path:
+    """Write the folder of a search."""
+    recipe = {"data": {"dataset": "digits", "devices": len(DEVICES)}}
+    for search in searches:
+        (home / search["arm"]).mkdir(parents=True)
+        _write_json(home / search["arm"] / "search.json", search)
+    arms = {search["arm"]: recipe for search in searches}
+    started = {"kind": "search", "status": status, "started": "2026-01-01T00:00:00+00:00", "arms": arms}
+    home.mkdir(parents=True, exist_ok=True)
+    _write_json(home / "manifest.json", started)
+    return home
+
+
 def finals(large: float, small: float, **changes: Any) -> Made:
     """A run that ends at these values after two rounds."""
     return Made({"large": [large / 2, large], "small": [small / 2, small]}, **changes)

@@ -92,6 +92,12 @@ def test_compare_worst_tenth_of_one_seed_cannot_be_claimed():
     )
 
 
+def test_compare_worst_tenth_of_two_seeds_that_agree_cannot_be_claimed():
+    arms = [arm("ours", LEVEL, LEVEL), arm("other", *([value - 5 for value in LEVEL] for _ in range(2)))]
+    (gap,) = compare_worst_tenth(arms, summarize_devices(arms, TIER_OF))
+    assert gap.verdict == "2 seeds cannot tell, not to be claimed"
+
+
 def test_compare_worst_tenth_leaves_out_arms_that_serve_fewer_devices():
     arms = [arm("ours", LEVEL), arm("drop-the-small", LEVEL, serving=LARGE_ONLY)]
     assert compare_worst_tenth(arms, summarize_devices(arms, TIER_OF)) == []
@@ -104,6 +110,10 @@ def test_device_sentences_say_how_many_are_worse_off():
         "ours leaves 5 % of 20 devices worse off than standalone; the average device loses 0.5 points by it"
     )
     assert second.startswith("standalone beats ours on the worst tenth of devices by 5.0 points")
+    better = [arm("ours", LEVEL), arm("standalone", [40.0, *LEVEL[1:]])]
+    first, second = device_sentences(better, summarize_devices(better, TIER_OF))
+    assert first.startswith("ours leaves 0 % of 20 devices worse off than standalone")
+    assert second.startswith("ours beats standalone on the worst tenth of devices by 5.0 points")
 
 
 def test_device_sentences_where_nobody_is_worse_off_say_none():

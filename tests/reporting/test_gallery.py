@@ -21,7 +21,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_gallery_has_a_card_for_every_run(home: Path) -> None:
-    html = build_gallery(home, list_runs(home))
+    html = build_gallery(home, list_runs(home)).replace("\u00a0", " ")
     assert html.count('<li class="run">') == 3
     assert "heterofl reaches an accuracy of 80.0 % on large and 60.0 % on small devices." in html
     assert "heterofl beats the best simple alternative on large devices by 20.0 points" in html
@@ -29,13 +29,13 @@ def test_gallery_has_a_card_for_every_run(home: Path) -> None:
 
 
 def test_gallery_links_reports_that_exist_and_names_the_command_otherwise(home: Path) -> None:
-    html = build_gallery(home, list_runs(home))
+    html = build_gallery(home, list_runs(home)).replace("\u00a0", " ")
     assert 'href="first/report.html"' in html and "both/report.html" not in html
     assert f"fedloom report {home / 'both'}" in html
 
 
 def test_gallery_of_broken_run_says_so_and_escapes_its_name(home: Path) -> None:
-    html = build_gallery(home, list_runs(home))
+    html = build_gallery(home, list_runs(home)).replace("\u00a0", " ")
     assert "It cannot be shown: " in html and "broken &lt;b&gt;" in html and "broken <b>" not in html
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.api.run import build_report
 from fedloom.exporting.card import as_html
 from fedloom.reporting.gallery import build_gallery
 from fedloom.reporting.live import LiveServer
@@ -19,7 +20,7 @@ from fedloom.reporting.page import Page, build_page
 from fedloom.reporting.report_data import read_report_data
 from fedloom.runs.resume import list_runs
 from tests.exporting.test_card import card
-from tests.reporting.synthetic import DEVICES, Made, write_comparison, write_run
+from tests.reporting.synthetic import DEVICES, Made, finals, searched, write_comparison, write_run, write_search
 
 pytestmark = pytest.mark.slow
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
@@ -304,6 +305,32 @@ def test_page_of_twenty_arms_and_five_seeds_opens_within_a_second(browser: Any, 
     assert "method19 is best on large and small devices" in browser.find_element("css selector", "h1").text
     assert bottom(browser, ".heroes .panels") <= 900
     assert errors(browser) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_search_page_and_section_in_browser(browser: Any, axe: str, tmp_path: Path, scheme: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    trials = ({1: 10.0}, {1: 30.0, 3: 40.0, 9: 60.0}, {1: 20.0, 3: 35.0})
+    searches = [searched("heterofl", trials), searched("fjord", ({1: 50.0, 9: 55.0}, {1: 45.0, 9: 50.0}))]
+    home = write_comparison(tmp_path / "home", {arm: [finals(80, 60)] for arm in ("heterofl", "fjord")})
+    write_search(home / "tune", searches)
+    for name, folder in (("tuned", home), ("search", home / "tune")):
+        build_report([folder]).write(tmp_path / f"{name}.html")
+        look(browser, 1300, scheme)
+        browser.get((tmp_path / f"{name}.html").as_uri())
+        assert 0 < bottom(browser, "h1") < bottom(browser, ".tiles") < bottom(browser, ".heroes .panels") <= 900
+        browser.execute_script("document.getElementById('section-search').open = true")
+        assert len(visible(browser, "#search-table tbody tr")) == 2
+        mark = browser.find_element("css selector", '#search_settings .dot[data-arm="heterofl"]')
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
+        ActionChains(browser).move_to_element(mark).perform()
+        assert browser.find_element("css selector", ".tip").text.startswith("heterofl, trial 0 with lr 0.1: 10.0 %")
+        browser.find_element("css selector", 'input[name="arm"][value="fjord"]').click()
+        assert (
+            len(visible(browser, "#search-table tbody tr")) == 1 and len(visible(browser, "#search_stages .panel")) == 1
+        )
+        assert violations(browser, axe) == [] and errors(browser) == []
 
 
 def test_live_page_updates_in_place_and_keeps_what_is_open(browser: Any, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every sentence of the page, each with a case in which it must say the opposite."""
 # ruff: noqa: E501 - a sentence of the page stands on one line, as a reader sees it
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -78,8 +79,7 @@ def test_finding_does_not_count_all_large_as_a_simple_alternative(tmp_path: Path
         ((90, 90), (50, 50), "fjord is best on large and small devices."),
         ((90, 50), (50, 90), "fjord is best on large devices; fedrolex is best on small devices."),
         ((90, 70), (50, 50), "fjord is best on large devices; no arm is best beyond noise on small devices."),
-        ((70.1, 70), (50, 50.0), "No arm is best beyond noise: fjord leads on large devices and heterofl leads on small "
-         "devices, but others are within noise."),
+        ((70.1, 70), (50, 50.0), "No arm is best beyond noise; fjord leads on large, heterofl on small devices."),
     ],
 )  # fmt: skip
 def test_finding_of_several_methods_names_the_best_by_tier(
@@ -104,6 +104,7 @@ def test_page_of_comparison_in_which_all_failed_is_built(tmp_path: Path) -> None
     )
     assert data.result is not None and "fjord failed with seed 0" in data.result.verdict
     assert "nan" not in "".join(re.findall(r"<svg.*?</svg>", build_page(data).html, flags=re.DOTALL))
+    assert missing(data)["Rounds to target"] == "fjord, which sets the targets, did not finish"
 
 
 def test_page_of_diverged_run_draws_what_is_finite(tmp_path: Path) -> None:
@@ -248,23 +249,30 @@ def test_tiles_served_bytes_and_time_follow_the_runs(tmp_path: Path) -> None:
     shown = figures(compared(tmp_path / "a", arms))
     assert shown["Devices served"] == ["100 %; by heterofl; drop-the-small: 50 %"]
     assert shown["Bytes per round"] == ["2 kB; heterofl; drop-the-small: 8 MB"]
-    assert shown["Time"] == ["60 s; heterofl; on the fleet, simulated; 4 s on this machine"]
+    assert shown["Time"] == ["60 s; heterofl, on the fleet, simulated; 4 s on this machine"]
     arms = {"heterofl": [finals(90, 60)], "small-for-all": [finals(70, 70)]}
     shown = figures(compared(tmp_path / "b", arms))
     assert shown["Devices served"] == ["100 %; by heterofl; the same in every arm"]
-    assert shown["Time"] == ["4 s; heterofl; on this machine"]
+    assert shown["Time"] == ["4 s; heterofl, on this machine"]
+    arms = {"heterofl": [finals(90, 60)] * 2, "fjord": [finals(70, 70)] * 2, "standalone": [finals(1, 1)] * 2}
+    shown = figures(compared(tmp_path / "c", arms))
+    assert shown["Time"] == ["4 s; a run of heterofl, on this machine"]
+    assert shown["Bytes per round"] == ["2 kB; heterofl; others: 2 kB"]
+    arms["standalone"] = [finals(1, 1, bytes_each_way=1.0)] * 2
+    shown = figures(compared(tmp_path / "d", arms))
+    assert shown["Bytes per round"] == ["2 kB; heterofl; others: 2 B (standalone) to 2 kB (fjord)"]
 
 
 def test_tiles_of_run_show_values_replies_and_bytes(tmp_path: Path) -> None:
     shown = figures(run_of(tmp_path / "a", finals(80, 60)))
-    assert shown["Accuracy on the whole test set"] == ["80.0 %; ± 0.8 by test size", "60.0 %; ± 1.0 by test size"]
+    assert shown["Accuracy, whole test set"] == ["80.0 %; ± 0.8 by test size", "60.0 %; ± 1.0 by test size"]
     assert shown["Replies admitted"] == ["100 %; of 8 requests to devices"]
     assert shown["Bytes per round"] == ["2 kB; down and up, all devices; 4 kB in all"]
     lost = [reply(1, "large"), reply(1, "small", "SILENT")]
     made = finals(80, 60, participation=lost, metric="score", unit="")
     shown = figures(run_of(tmp_path / "b", made))
     assert shown["Replies admitted"] == ["50 %; of 4 requests to devices"]
-    assert shown["Score on the whole test set"][0] == "80 ; noise unknown"
+    assert shown["Score, whole test set"][0] == "80 ; noise unknown"
 
 
 # --- charts
@@ -324,15 +332,36 @@ def test_learning_sentences_name_highest_and_lowest(tmp_path: Path) -> None:
     line = charts(run_of(tmp_path / "d", finals(60, 80, **kind)))["learning_rounds"].sentence
     assert line == "After round 2, tier large is at 60 and tier small is at 80."
     one = Made({"large": [50.0, 60.0]}, tiers=("large",))
-    assert charts(run_of(tmp_path / "e", one))["learning_rounds"].sentence == "After round 2, tier large is at 60.0 %."
+    assert charts(run_of(tmp_path / "e", one))["learning_rounds"].sentence == "After round 2, accuracy is at 60.0 %."
 
 
-def test_other_test_sentence_says_which_test(tmp_path: Path) -> None:
+def test_sentences_of_a_single_tier_do_not_name_it(tmp_path: Path) -> None:
+    for name, last, target in (("a", 60.0, "60 % was reached in 2 rounds."), ("b", 50.0, "")):
+        data = run_of(tmp_path / name, Made({"large": [50.0, last]}, tiers=("large",)))
+        shown = charts(data)
+        assert shown["learning_bytes"].sentence == f"Transferring 4 kB brought accuracy to {last:.1f} %."
+        assert shown["targets"].sentence == target if target else "targets" not in shown
+    arms = {"heterofl": [finals(90, 60)], "fjord": [finals(70, 70)]}
+    terms = {"tiers": ["large"], "shares": {"large": 1.0}}
+    line = charts(compared(tmp_path / "c", arms, **terms))["learning_rounds"].sentence
+    assert line == "After round 2, heterofl is highest with 90.0 % and fjord lowest with 70.0 %."
+
+
+def test_other_test_is_shown_unless_it_says_the_same(tmp_path: Path) -> None:
     local = {"large": [1.0, 95.0], "small": [1.0, 93.0]}
     shown = charts(run_of(tmp_path / "a", finals(40, 30, local=local)))
-    assert shown["learning_rounds_local"].sentence.startswith("Local test: devices on their own test examples. After")
+    assert shown["learning_rounds_local"].title == "Accuracy on the devices' own test examples, by round"
+    assert shown["learning_rounds_local"].sentence.startswith("After round 2, tier large is highest with 95.0 %")
     shown = charts(run_of(tmp_path / "b", finals(40, 30, local=local, produces="personalized")))
-    assert shown["learning_rounds_global"].sentence.startswith("Global test: models on the whole test set. After")
+    assert shown["learning_rounds_global"].title == "Accuracy on the whole test set, by round"
+    same = run_of(tmp_path / "c", Made(local, local=local))
+    assert next(iter(charts(same))) == "learning_rounds" and "learning_rounds_local" not in charts(same)
+    assert (
+        missing(same)["Accuracy on the devices' own test examples, by round"]
+        == "its values are those of the global test"
+    )
+    assert "On the devices' own test examples the values are the same." in write_basis(same)
+    assert "Devices' own tests" not in figures(same)
 
 
 def test_bytes_sentence_names_least_and_most(tmp_path: Path) -> None:
@@ -519,3 +548,136 @@ def test_verdict_of_runs_of_unequal_length_says_what_counts(tmp_path: Path) -> N
     assert data.result is not None and "at equal rounds: fjord counts up to round 2 of 3" in data.result.verdict
     data = compared(tmp_path / "b", {"heterofl": [Made(short)], "fjord": [Made(short)]})
     assert data.result is not None and not any("at equal rounds" in line for line in data.result.verdict)
+
+
+# --- what is missing, and why
+
+
+def without(path: Path, *names: str) -> ReportData:
+    """A run that lacks some of its files."""
+    folder = write_run(path / "run", finals(80, 60))
+    for name in names:
+        (folder / name).write_text("") if name.endswith("l") else (folder / name).unlink()
+    return read_report_data([folder])
+
+
+def test_reasons_of_missing_charts_follow_what_the_run_recorded(tmp_path: Path) -> None:
+    complete = charts(run_of(tmp_path / "a", finals(80, 60)))
+    assert {"participation", "coverage", "partition", "uploads", "time", "norms", "pareto"} <= set(complete)
+    bare = missing(without(tmp_path / "b", "fleet.json", "participation.jsonl", "timings.jsonl"))
+    assert bare["Participation"] == "no device has been sampled yet, or the run does not record participation"
+    assert bare["Coverage by region of the model"] == "devices upload nothing"
+    assert bare["Data by device"] == "the run does not record which data its devices hold"
+    assert bare["Uploaded data"] == "the run does not record uploads"
+    assert bare["Time and memory"] == "the run does not record them"
+    assert bare["Norms of updates"] == "devices upload no weights"
+    assert bare["Accuracy against multiply-adds"] == (
+        "costs of the models are unknown, or nothing has been evaluated yet"
+    )
+    silent = [reply(1, "large", "SILENT"), reply(1, "small", "SILENT")]
+    assert (
+        missing(run_of(tmp_path / "c", finals(80, 60, participation=silent)))["Uploaded data"]
+        == "devices upload nothing"
+    )
+
+
+def test_reason_of_missing_norms_with_privacy_is_the_guarantee(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finals(80, 60, participation=[{**reply(1, "large"), "norms": None}]))
+    assert missing(read_report_data([folder]))["Norms of updates"] == "devices upload no weights"
+    file = folder / "recipe.toml"
+    file.write_text(file.read_text() + "\n[privacy]\nclip = 1.0\n")
+    reason = missing(read_report_data([folder]))["Norms of updates"]
+    assert reason == "norms are not recorded: they would void the DP guarantee"
+
+
+def test_reason_of_missing_similarity_follows_the_status(tmp_path: Path) -> None:
+    title = "Similarity of the tiers' models (CKA)"
+    running = run_of(tmp_path / "a", finals(80, 60, status="running"))
+    assert missing(running)[title] == "it is computed at the end of the run"
+    ended = run_of(tmp_path / "b", finals(80, 60))
+    assert missing(ended)[title] == "no model of the largest tier is available"
+
+
+def test_reason_of_missing_targets_follows_the_metric(tmp_path: Path) -> None:
+    def reason(name: str, made: Made) -> str:
+        return missing(run_of(tmp_path / name, made)).get("Rounds to target", "")
+
+    assert reason("a", finals(80, 60)) == ""
+    assert reason("b", Made({"large": [50.2, 50.3], "small": [50.2, 50.3]})) == "accuracy has hardly changed yet"
+    kind = {"metric": "perplexity", "unit": "", "higher_is_better": False}
+    ending = "has targets only in a comparison, where a baseline sets them"
+    assert reason("c", finals(80, 60, **kind)) == f"a perplexity {ending}"
+    assert reason("d", finals(80, 60, metric="score", unit="")) == f"score {ending}"
+
+
+def test_reason_without_result_follows_what_is_missing(tmp_path: Path) -> None:
+    unfinished = {"heterofl": [finals(90, 60)], "fjord": [Made({"large": [], "small": []}, status="running", rounds=2)]}
+    assert compared(tmp_path / "a", unfinished).missing_result_reason == "not all arms have been evaluated yet"
+    kind = {"metric": "score", "unit": "", "higher_is_better": None}
+    undirected = compared(tmp_path / "b", {"heterofl": [finals(9, 6, **kind)], "fjord": [finals(7, 7, **kind)]})
+    assert "score" in undirected.missing_result_reason and undirected.result is None
+    assert missing(undirected)["Devices worse off than alone"].startswith(
+        "there is no arm in which devices train alone"
+    )
+    kept = {"heterofl": [finals(9, 6, **kind)], "standalone": [finals(7, 7, **kind)]}
+    reason = missing(compared(tmp_path / "c", kept))["Devices worse off than alone"]
+    assert reason == "score does not say whether higher is better"
+    kept = {"heterofl": [finals(9, 6)], "standalone": [finals(7, 7)]}
+    reason = missing(compared(tmp_path / "d", kept))["Devices worse off than alone"]
+    assert reason == "devices were not evaluated one by one (evaluation.per_device)"
+
+
+def test_differences_without_a_model_to_compare_say_so(tmp_path: Path) -> None:
+    arms = {"heterofl": [finals(70, 70)], "drop-the-small": [finals(70, 70)]}
+    terms = {"tiers": ["small"], "shares": {"small": 1.0}}
+    reason = missing(compared(tmp_path / "a", arms, **terms))["Paired differences"]
+    assert reason == "no other arm gives these devices a model they can run"
+    assert "Paired differences" not in missing(compared(tmp_path / "b", arms))
+
+
+def test_reason_of_missing_second_test_names_it(tmp_path: Path) -> None:
+    reason = missing(run_of(tmp_path, finals(80, 60)))["Accuracy on the devices' own test examples, by round"]
+    assert reason == "there is no local test"
+
+
+# --- notes and other sentences of the page
+
+
+def test_notes_explain_bands_only_with_several_seeds(tmp_path: Path) -> None:
+    one = {"heterofl": [finals(90, 60)], "fjord": [finals(70, 70)]}
+    assert charts(compared(tmp_path / "a", one))["learning_rounds"].note == ""
+    two = {"heterofl": [finals(90, 60), finals(80, 50)], "fjord": [finals(70, 70), finals(60, 60)]}
+    note = charts(compared(tmp_path / "b", two))["learning_rounds"].note
+    assert note == "Bands: one standard deviation over seeds."
+    assert charts(run_of(tmp_path / "c", finals(80, 60)))["norms"].note == "Bands: from the smallest to the largest."
+
+
+def test_headline_of_running_comparison_says_so_far(tmp_path: Path) -> None:
+    arms = {"heterofl": [finals(90, 80)], "small-for-all": [finals(70, 70, status="running", rounds=4)]}
+    line = write_headline(compared(tmp_path / "a", arms))
+    assert line.startswith("So far, after 4 of 6 rounds: heterofl beats the best simple alternative")
+    arms["small-for-all"] = [finals(70, 70)]
+    assert write_headline(compared(tmp_path / "b", arms)).startswith("heterofl beats")
+
+
+def test_devices_sentence_of_undirected_metric_claims_nothing(tmp_path: Path) -> None:
+    kind = {"metric": "score", "unit": "", "devices": {"d0": 1.0, "d1": 3.0}}
+    line = charts(run_of(tmp_path / "a", finals(9, 6, higher_is_better=None, **kind)))["devices"].sentence
+    assert line == "Mean score over devices: heterofl 2, 2 devices from 1 to 3."
+    line = charts(run_of(tmp_path / "b", finals(9, 6, higher_is_better=False, **kind)))["devices"].sentence
+    assert line == "Mean score is 2, and 3 for the worst tenth of devices; 2 devices from 1 to 3."
+
+
+def test_repeat_section_names_own_code_and_methods_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finals(80, 60))
+    assert "It uses your own code" not in build_page(read_report_data([folder])).html
+    fleet = json.loads((folder / "fleet.json").read_text())
+    (folder / "fleet.json").write_text(json.dumps({**fleet, "own_names": ["mynet"]}))
+    html = build_page(read_report_data([folder])).html
+    assert "It uses your own code for: mynet." in html and "--with YOUR_FILE.py" in html
+    home = write_comparison(tmp_path / "home", {"heterofl": [finals(90, 60)], "fjord": [finals(70, 70)]})
+    assert "Left out, because" not in build_page(read_report_data([home])).html
+    described = json.loads((home / "comparison.json").read_text())
+    (home / "comparison.json").write_text(json.dumps({**described, "left_out": {"fedgkt": "it needs a CNN"}}))
+    html = build_page(read_report_data([home])).html
+    assert "Left out, because these methods do not fit the recipe:" in html and "fedgkt: it needs a CNN" in html

@@ -17,6 +17,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.recipe.search_space import build_space, declared_domains, declared_space, parse_searched
 from fedloom.registry import settable_parameters
+from fedloom.reporting.search import is_search
 from fedloom.runs.data import read_data
 from fedloom.runs.folder import read_manifest
 from fedloom.settings import SearchChoices, SearchRange
@@ -24,7 +25,6 @@ from fedloom.studies.tune import (
     SearchFailed,
     SearchTerms,
     count_stages,
-    is_search,
     plan_search,
     reopen_search,
     stage_rounds,

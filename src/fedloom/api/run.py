@@ -13,8 +13,10 @@ from ..evaluation import Row
 from ..exporting import InputKind
 from ..recipe.paths import require_place, resolve_data_folder
 from ..recipe.registries import Registries
-from ..reporting.page import REFRESH_SECONDS, Page, build_page, figures_folder
-from ..reporting.report_data import ReportData, read_report_data
+from ..reporting.page import FIGURES, REFRESH_SECONDS, Page, build_page, figures_folder
+from ..reporting.report_data import read_report_data
+from ..reporting.search import is_search
+from ..reporting.search_page import build_search_page, read_search_report
 from ..results import Record, Result, line_chart
 from ..runs.folder import Final, read_headline_test, read_manifest, read_metrics, read_rows, summarize
 
@@ -27,26 +29,41 @@ REPORT = "report.html"
 def write_report(
     folders: Sequence[Path], file: Path, test: str | None = None, metric: str | None = None,
     refresh: float = REFRESH_SECONDS,
-) -> tuple[ReportData, Page]:  # fmt: skip
-    """Write the page of a run, a comparison or several runs.
+) -> Page:  # fmt: skip
+    """Write the page of a run, a comparison, a search or several runs.
 
     Parameters
     ----------
-    folders : of the runs, or of the comparison.
+    folders : of the runs, or of the comparison or search.
     file : the page.
     test, metric : as for `report`.
     refresh : seconds after which the page of a run that goes on is brought up to date.
 
     Returns
     -------
-    tuple
-        What the page shows, and the page.
+    Page
+        The page, which knows whether it is about something that goes on.
     """
-    data = read_report_data(list(folders), test, metric)
+    page = build_report(folders, test, metric, figures_folder(file), refresh)
     require_place(file)
-    page = build_page(data, figures_folder(file), refresh)
     page.write(file)
-    return data, page
+    return page
+
+
+def build_report(
+    folders: Sequence[Path], test: str | None = None, metric: str | None = None, figures: str = FIGURES,
+    refresh: float = REFRESH_SECONDS,
+) -> Page:  # fmt: skip
+    """The page of a run, a comparison, a search or several runs.
+
+    Parameters
+    ----------
+    folders, test, metric, refresh : as for `write_report`.
+    figures : the folder of its CSV files.
+    """
+    if len(folders) == 1 and is_search(folders[0]):
+        return build_search_page(read_search_report(folders[0]), figures, refresh)
+    return build_page(read_report_data(list(folders), test, metric), figures, refresh)
 
 
 def default_report_file(folders: Sequence[Path]) -> Path:

@@ -42,7 +42,7 @@ from ..recipe.paths import choose_output_folder, resolve_data_folder
 from ..recipe.registries import KINDS, Registries
 from ..registry import Layered, suggest
 from ..reporting.paired_stats import Difference, mean_and_std
-from ..reporting.search import SEARCH_FOLDER, read_searches, search_sentence
+from ..reporting.search import SEARCH_FOLDER, is_search, read_searches, search_sentence
 from ..reporting.tables import FILES, ComparisonResult
 from ..reporting.targets import BudgetUnit
 from ..results import Record, Result
@@ -56,7 +56,7 @@ from ..runs.trackers import TrackerChoice, build_trackers
 from ..studies.attack_bench import AttackCell, accuracy_losses, build_attack_bench
 from ..studies.compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from ..studies.controls import CONTROLS, arms_with_methods, build_arms, errors_at_arm, supported_methods
-from ..studies.tune import Search, SearchTerms, is_search, plan_search, reopen_search
+from ..studies.tune import Search, SearchTerms, plan_search, reopen_search
 from ..wording import pluralize
 from .parts import is_same_entry
 from .progress import Progress, display, explain_interrupt, run_experiment, run_group

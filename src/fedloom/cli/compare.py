@@ -121,12 +121,12 @@ def comparison_text(result: "ComparisonResult") -> str:
 
 
 def verdict_lines(result: "ComparisonResult") -> list[str]:
-    """At most five lines: the finding, what went wrong, a line per tier, then devices; the report has them all."""
+    """At most five lines: the finding, what went wrong, a line per tier, then details; the report has them all."""
     subjects = {gain.this for gain in result.gains}
     named = len(subjects) > 1 or not result.finding.startswith(tuple(f"{name} " for name in subjects))
     gains = [_gain_line(gain, named) for gain in result.gains]
     sentences = [result.finding, *result.notes, *gains, *map(str, result.claims)]
-    sentences += [line for line in (*result.statements, *result.about_devices) if line not in sentences]
+    sentences += [line for line in (*result.statements, *result.details) if line not in sentences]
     lines: list[str] = []
     for number, sentence in enumerate(filter(None, sentences)):
         wrapped = wrap(sentence, "  ", "    ").splitlines()

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..wording import pluralize
 from .options import Options, verb
 from .output import BAD_INPUT, Exit, OutputFormat, report_failure
 
 if TYPE_CHECKING:
     from ..reporting.live import LiveServer
-    from ..reporting.report_data import ReportData
-
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +30,7 @@ WAIT_FOR_RUN = 120.0  # seconds until a run that --watch waits for must have beg
 @verb("metric", "format", "quiet")
 def report(
     options: Options,
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or the one of a comparison.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or the one of a comparison or search.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", help="The page; default: report.html in the folder, report-A-B.html beside several."),
@@ -55,20 +52,20 @@ def report(
         if watch:
             _wait_for_runs(runs, parent)
         file = out or default_report_file(runs)
-        data, page = write_report(runs, file, test, options.metric, every)
-        if watch and data.is_running:
+        page = write_report(runs, file, test, options.metric, every)
+        if watch and page.is_running:
             with _serving(port) as server:
                 server.show(page)
                 logger.info("%s shows the run until it is over; Ctrl-C stops watching", server.address)
                 if open_page:
                     webbrowser.open(server.address)
                 shown = None
-                while data.is_running and (not parent or os.getppid() == parent):
-                    if (line := _describe_progress(data)) != shown:
-                        logger.info("%s", line)
-                        shown = line
+                while page.is_running and (not parent or os.getppid() == parent):
+                    if page.progress != shown:
+                        logger.info("%s", page.progress)
+                        shown = page.progress
                     time.sleep(every)
-                    data, page = write_report(runs, file, test, options.metric, every)
+                    page = write_report(runs, file, test, options.metric, every)
                     server.show(page)
                 server.wait_until_seen(2 * every + 1)  # so that an open page has the end
         elif open_page:
@@ -76,7 +73,7 @@ def report(
     except ReportError as error:
         report_failure("RUN_FOLDER", str(error), error.hint, options.format is OutputFormat.json)
         raise Exit(BAD_INPUT) from None
-    status = "running" if data.is_running else "finished"
+    status = "running" if page.is_running else "finished"
     options.show({"report": str(file), "status": status}, f"report: {file}")
 
 
@@ -93,27 +90,19 @@ def _serving(port: int) -> "Iterator[LiveServer]":
 
 def _wait_for_runs(runs: list[Path], parent: int) -> None:
     """Wait for runs that have not begun: `--watch` may be started first."""
-    from ..reporting.report_data import ReportError, read_report_data
+    from ..api.run import build_report
+    from ..reporting.report_data import ReportError
 
     until = time.monotonic() + (WAIT_FOR_RUN if parent else 0.0)
     while True:
         try:
-            read_report_data(runs)
+            build_report(runs)
             return
         except (ReportError, OSError, KeyError, ValueError):  # also files that are just being written
             if time.monotonic() >= until or os.getppid() != parent:
-                read_report_data(runs)
+                build_report(runs)
                 return
             time.sleep(0.2)
-
-
-def _describe_progress(data: "ReportData") -> str:
-    """How far the runs are: rounds of each, and what the page says first."""
-    from ..reporting.summary import write_headline
-
-    done = sum(reader.rounds for reader in data.readers)
-    rounds = sum(reader.recipe["rounds"] for reader in data.readers)
-    return f"{done} of {pluralize(rounds, 'round')}: {write_headline(data)}"
 
 
 def write_final_report(folder: Path, no_report: bool, required: bool = False) -> str:

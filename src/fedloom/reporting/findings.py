@@ -92,8 +92,9 @@ def _field_finding(arms: Sequence[Arm], tiers: Sequence[str], test: str, example
     won = {tier: top[0] for tier, top in tops.items() if len(top) == 1}
     level = {tier: top[0] for tier, top in tops.items() if len(top) > 1}
     if not won:
-        leaders = [f"{name} leads on {where} devices" for name, where in _by_name(level)]
-        return f"No arm is best beyond noise: {join_words(leaders)}, but others are within noise."
+        (name, where), *others = _by_name(level)
+        leaders = [f"{name} leads on {where}", *(f"{name} on {where}" for name, where in others)]
+        return f"No arm is best beyond noise; {', '.join(leaders)} devices."
     parts = [f"{name} is best on {where} devices" for name, where in _by_name(won)]
     parts += [f"no arm is best beyond noise on {join_words(list(level))} devices"] if level else []
     return f"{'; '.join(parts)}."

@@ -11,10 +11,13 @@ from markupsafe import Markup
 
 from ..design import stylesheet
 from ..wording import pluralize
-from .charts import Chart, build_hero_charts
+from .charts import Chart, MissingChart, build_hero_charts
 from .charts.drawing import render_svg
+from .charts.search import draw_stages
 from .page import read_resource, render_template
-from .report_data import ReportData, ReportError, read_report_data
+from .report_data import ReportError, read_report_data
+from .search import is_search
+from .search_page import read_search_report, write_search_headline
 from .summary import write_headline
 
 REPORT = "report.html"
@@ -57,24 +60,41 @@ def _count(entries: Sequence[GalleryEntry]) -> str:
 
 
 def _describe(number: int, folder: Path, manifest: Mapping[str, Any], home: Path) -> GalleryEntry:
-    kind = "comparison" if "arms" in manifest else "run"
+    kind = str(manifest.get("kind", "run"))
     about = folder.name, kind, str(manifest.get("status", "")), str(manifest.get("started", ""))[:16].replace("T", " ")
     try:
-        data = read_report_data([folder])
-        headline, facts, picture = write_headline(data), _facts(data), _picture(data, number)
+        headline, facts, picture = (
+            _describe_search(folder, number) if is_search(folder) else _describe_runs(folder, number)
+        )
     except (ReportError, OSError, KeyError, ValueError, json.JSONDecodeError) as error:
         headline, facts, picture = f"It cannot be shown: {error}.", "", ""
     link = quote(f"{folder.relative_to(home)}/{REPORT}") if (folder / REPORT).is_file() else ""
     return GalleryEntry(*about, headline, facts, picture, link, "" if link else f"fedloom report {folder}")
 
 
-def _facts(data: ReportData) -> str:
-    recipe, names = data.first.recipe, [group.name for group in data.groups]
-    arms = ", ".join(names) if len(names) < 6 else f"{', '.join(names[:4])} and {len(names) - 4} more"
-    return f"{arms}; {recipe['data']['dataset']}, {pluralize(recipe['data']['devices'], 'device')}"
+def _describe_runs(folder: Path, number: int) -> tuple[str, str, str]:
+    """Finding, facts and picture of a run or comparison."""
+    data = read_report_data([folder])
+    recipe = data.first.recipe
+    about = f"{recipe['data']['dataset']}, {pluralize(recipe['data']['devices'], 'device')}"
+    facts = f"{_list_arms([group.name for group in data.groups])}; {about}"
+    return write_headline(data), facts, _picture(build_hero_charts(data)[0], number)
 
 
-def _picture(data: ReportData, number: int) -> str:
-    """The first panel of the first screen."""
-    chart = build_hero_charts(data)[0]
+def _describe_search(folder: Path, number: int) -> tuple[str, str, str]:
+    """Finding, facts and picture of a search."""
+    search = read_search_report(folder)
+    return (
+        write_search_headline(search),
+        f"{_list_arms(search.arms)}; {search.data}",
+        _picture(draw_stages(search.searches), number),
+    )
+
+
+def _list_arms(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 6 else f"{', '.join(names[:4])} and {len(names) - 4} more"
+
+
+def _picture(chart: Chart | MissingChart, number: int) -> str:
+    """The first panel of a chart."""
     return Markup(render_svg(chart.panels[0], f"run-{number}")) if isinstance(chart, Chart) else ""

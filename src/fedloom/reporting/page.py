@@ -9,17 +9,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ..design import stylesheet
 from ..files import write_atomic
 from ..wording import plural, pluralize
 from .charts import OF_ONE_RUN, SECTIONS, Chart, MissingChart, build_charts, build_hero_charts
-from .charts.drawing import Key, render_svg, swatch
+from .charts.drawing import Key, Look, render_svg, shared_margins, swatch
 from .charts.looks import arm_look, tier_look
+from .paired_stats import on_test
 from .report_data import ReportData
-from .summary import TIER_COLUMNS, build_tiles, summarize_tiers, write_basis, write_headline
+from .search import metric_of_search, search_sentence, summarize_search, write_budget
+from .summary import TIER_COLUMNS, build_tiles, summarize_tiers, write_basis, write_headline, write_progress
 
 FIGURES = "figures"
 MAX_INLINE_CSV = 40_000  # bytes of a CSV file that the page embeds
@@ -30,8 +32,12 @@ REFRESH_SECONDS = 5.0  # how often the page of a running experiment is brought u
 
 @dataclass(frozen=True)
 class Page:
+    """A page and its files; whether it shows something that goes on, and how far that is."""
+
     html: str
     csvs: dict[str, str]  # by file name
+    is_running: bool = False
+    progress: str = ""
 
     def write(self, file: Path) -> None:
         folder = file.parent / figures_folder(file)
@@ -50,10 +56,10 @@ def build_page(report: ReportData, figures: str = FIGURES, refresh: float = REFR
     """The page; while the run goes on, it brings itself up to date every `refresh` seconds."""
     heroes, charts = build_hero_charts(report), build_charts(report)
     drawn = [chart for built in (heroes, *charts.values()) for chart in built if isinstance(chart, Chart)]
-    summaries = summarize_tiers(report)
+    summaries, facts, several = summarize_tiers(report), _facts(report), report.has_several_arms
     csvs = {f"{chart.key}.csv": chart.csv() for chart in drawn}
     csvs["tiers.csv"] = Chart("tiers", "", "", TIER_COLUMNS, [astuple(one) for one in summaries], ()).csv()
-    shown = {chart.key: _figure(chart, csvs[f"{chart.key}.csv"], figures) for chart in drawn}
+    shown = {chart.key: describe_figure(chart, csvs[f"{chart.key}.csv"], figures) for chart in drawn}
     sections = [
         {
             "key": section.key, "title": section.title, "about": section.about,
@@ -63,42 +69,63 @@ def build_page(report: ReportData, figures: str = FIGURES, refresh: float = REFR
     ]  # fmt: skip
     content: dict[str, Any] = {
         "report": report,
-        "facts": _facts(report),
+        **shared_content(report.is_running, refresh),
+        "facts": facts,
+        "title": facts["method"],
+        "progress": f"{facts['rounds']} finished",
         "headline": write_headline(report),
         "basis": write_basis(report),
         "tiles": build_tiles(report),
         "heroes": [shown[chart.key] for chart in heroes if isinstance(chart, Chart)],
-        "verdict": report.result.verdict if report.result is not None else [],
+        "verdict": _verdict(report),
         "sections": [section for section in sections if section["figures"] or section["key"] == "cost"],
-        "one_run": OF_ONE_RUN,
+        "where": on_test(report.test),
+        "which": f"{report.groups[0].name}, seed {report.first.seed}" if several else "",
+        "searches": list(map(summarize_search, report.searches)),
+        "search_metric": metric_of_search(report.searches[0]) if report.searches else None,
+        "budget": write_budget(report.searches) if report.searches else "",
         "lines": summaries,
         "tiers_csv": _csv_link(csvs["tiers.csv"], "tiers.csv", figures),
         "absent": _absent([*heroes, *(chart for built in charts.values() for chart in built)]),
-        "arms": [(group.name, _sample(arm_look(report, group.name))) for group in report.groups],
-        "tier_samples": [(tier, _sample(tier_look(report, tier))) for tier in report.tiers],
+        "arms": [(group.name, sample_of(arm_look(report, group.name))) for group in report.groups],
+        "tiers": [(tier, "" if several else sample_of(tier_look(report, tier))) for tier in report.tiers],
         "last_round": max((reader.rounds for reader in report.readers), default=0),
         "repeat": _repeat_instructions(report),
+        "left_out": report.left_out,
+    }
+    return Page(render_template("page.html", content), csvs, report.is_running, write_progress(report))
+
+
+def shared_content(is_running: bool, refresh: float) -> dict[str, Any]:
+    """What the frame of every page needs."""
+    return {
+        "is_running": is_running,
         "again": f"{refresh:g}",
         "seconds": plural("second", refresh),
-        "left_out": report.left_out,
         "css": Markup(stylesheet() + read_resource("page.css")),
         "js": Markup(read_resource("page.js")),
     }
-    return Page(render_template("page.html", content), csvs)
+
+
+def _verdict(report: ReportData) -> list[str]:
+    """Every statement of a comparison but those on the search, which has a section."""
+    searched = set(map(search_sentence, report.searches))
+    return [line for line in (report.result.verdict if report.result is not None else []) if line not in searched]
 
 
 def _absent(charts: Sequence[Chart | MissingChart]) -> list[MissingChart]:
     return list(dict.fromkeys(chart for chart in charts if isinstance(chart, MissingChart)))
 
 
-def _sample(look: Any) -> Markup:
+def sample_of(look: Look) -> Markup:
+    """What a mark looks like, for the choice of what is shown."""
     return Markup(swatch(Key("", look, "point")))
 
 
 def _facts(report: ReportData) -> dict[str, Any]:
     """What was run, in one line."""
     reader = report.first
-    names = [group.name for group in report.groups]
+    names, seeds = [group.name for group in report.groups], [one.seed for one in report.groups[0].readers]
     return {
         "method": " · ".join(names) if len(names) < 5 else f"{' · '.join(names[:3])} and {len(names) - 3} more",
         "paper": "" if report.has_several_arms else reader.fleet["method"].get("paper", ""),
@@ -106,7 +133,7 @@ def _facts(report: ReportData) -> dict[str, Any]:
         "deviation": reader.manifest.get("data_deviation", ""),
         "classes": _list_classes(reader.fleet.get("class_names", ())),
         "rounds": f"{reader.rounds} of {pluralize(reader.recipe['rounds'], 'round')}",
-        "seeds": f"seed {', '.join(str(one.seed) for one in report.groups[0].readers)}",
+        "seeds": f"{plural('seed', len(seeds))} {', '.join(map(str, seeds))}",
         "started": reader.manifest.get("started", ""),
     }
 
@@ -119,15 +146,18 @@ def _list_classes(names: Sequence[str]) -> str:
     return f"{len(names)} classes: {', '.join(names[:LISTED_CLASSES])}{more}"
 
 
-def _figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:
+def describe_figure(chart: Chart, csv: str, figures: str) -> dict[str, Any]:
+    """A chart as templates show it."""
+    are_alike = all(panel.tier or panel.arm for panel in chart.panels)  # the same for every tier or arm
+    margins = shared_margins(chart.panels) if chart.panels and are_alike else None
     panels = [
-        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}")), "tier": panel.tier, "title": panel.title,
-         "width": panel.width}
+        {"svg": Markup(render_svg(panel, f"{chart.key}-{number}", margins)), "tier": panel.tier, "arm": panel.arm,
+         "title": panel.title, "width": panel.width}
         for number, panel in enumerate(chart.panels)
     ]  # fmt: skip
     return {
         "key": chart.key, "title": chart.title, "sentence": chart.sentence, "panels": panels, "note": chart.note,
-        "legend": [(key, Markup(swatch(key))) for key in chart.legend],
+        "legend": [(key, Markup(swatch(key))) for key in chart.legend], "of_one_run": chart.key in OF_ONE_RUN,
         "columns": chart.columns, "records": chart.records[:MAX_TABLE_ROWS], "rows": len(chart.records),
         "link": _csv_link(csv, f"{chart.key}.csv", figures),
     }  # fmt: skip
@@ -168,12 +198,15 @@ def read_resource(name: str) -> str:
 
 def render_template(name: str, content: dict[str, Any]) -> str:
     """A template of this folder, filled in."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FunctionLoader(read_resource),
+    )  # fmt: skip
     environment.filters["cell"] = _format_cell
     environment.filters["code"] = _mark_code
     environment.filters["whole"] = _keep_names_whole
     environment.filters["count"] = lambda value: "–" if value is None else f"{value:,.0f}"
-    return environment.from_string(read_resource(name)).render(content)
+    return environment.get_template(name).render(content).lstrip()
 
 
 def _mark_code(text: str) -> Markup:

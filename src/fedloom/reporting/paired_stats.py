@@ -49,6 +49,10 @@ class ComparedMetric:
     def format(self, value: float) -> str:
         return f"{self.number(value)}{self.unit}"
 
+    def signed(self, value: float) -> str:
+        """A difference without its unit, with the sign that typesetting has for minus."""
+        return self.number(value, "+").replace("-", "−")
+
     def format_difference(self, value: float) -> str:
         return f"{self.number(value, '+')}{self.difference_unit}"
 
@@ -155,7 +159,14 @@ def transfer_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 REFERENCES = ("small-for-all", "drop-the-small")  # the controls that charts show as lines
+MIN_SEEDS = 3  # that say how noisy a difference is, where the size of the test does not
 LOCAL_TEST, GLOBAL_TEST = "local", "global"  # devices' own test examples, the whole test set
+
+
+def on_test(test: str) -> str:
+    """Where something was measured, in words."""
+    known = {LOCAL_TEST: "on the devices' own test examples", GLOBAL_TEST: "on the whole test set"}
+    return known.get(test, f"on the {test} test")
 
 
 def other_test(test: str) -> str:
@@ -277,7 +288,7 @@ class Difference:
             reason = "beyond noise" if abs(self.mean) > self.noise else f"all {self.seeds} seeds agree"
             return f"{reason}, may be claimed"
         if not math.isfinite(self.noise):
-            return "one seed cannot tell, not to be claimed"
+            return f"{'one seed' if self.seeds == 1 else f'{self.seeds} seeds'} cannot tell, not to be claimed"
         reason = "within noise" if abs(self.mean) <= self.noise else "the seeds disagree"
         return f"{reason}, not to be claimed"
 
@@ -321,7 +332,7 @@ def paired_difference(
 ) -> Difference:
     """Compare values of two arms, paired by seed, by the rule of `compute_difference`.
 
-    `examples` of math.inf leaves the noise to the seeds alone.
+    `examples` of math.inf leaves the noise to the seeds alone, of which it takes at least three to know it.
     """
     metric, pairs = this.metric, list(zip(first, second, strict=True))
     differences = [one - two for one, two in pairs]
@@ -329,7 +340,8 @@ def paired_difference(
     level = statistics.fmean(value for pair in pairs for value in pair)
     of_seeds = mean_and_std(differences)["std"] / math.sqrt(len(differences))
     of_test = math.sqrt(2) * metric.standard_error(level, examples)
-    noise = 2 * math.hypot(of_test, of_seeds) if of_test or len(differences) > 1 else math.inf
+    is_known = of_test or len(differences) >= MIN_SEEDS
+    noise = 2 * math.hypot(of_test, of_seeds) if is_known else math.inf
     same_sign = all(map(is_positive, differences)) or all(map(is_negative, differences))
     beyond = same_sign and (len(differences) >= 5 or abs(mean) > noise)
     left, right = (statistics.fmean(side) for side in zip(*pairs, strict=True))

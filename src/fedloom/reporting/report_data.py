@@ -14,7 +14,8 @@ from ..files import read_json_lines
 from ..methods import headline_test
 from ..registry import suggest
 from ..runs.folder import MANIFEST, evaluated_tests, read_manifest, read_metrics, read_rows
-from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of
+from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of, other_test
+from .search import SearchRecord, read_searches
 from .tables import DESCRIPTION_FILE, ComparisonResult, ComparisonTerms, conclude
 from .targets import BudgetUnit, budget_lines, limit_to_budget
 
@@ -141,10 +142,11 @@ class ReportData:
     terms: ComparisonTerms
     command: str  # repeats it all
     equal: BudgetUnit = "rounds"  # the budget that arms share
-    about_devices: Sequence[str] = ()  # sentences of the comparison on single devices
+    details: Sequence[str] = ()  # sentences of the comparison on single devices and on searches
     notes: Sequence[str] = ()  # its further sentences
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
     unpaired: str = ""  # why runs are only shown side by side; empty: they are compared
+    searches: Sequence[SearchRecord] = ()  # for the settings of each arm, if they were searched
 
     @property
     def has_several_arms(self) -> bool:
@@ -195,6 +197,22 @@ class ReportData:
             if group.arm.serving[tier].can_run and self._has_devices(tier)
         )
 
+    @cached_property
+    def tests_agree(self) -> bool:
+        """True if the other test shows the same values, so that showing both would say nothing more."""
+        pairs = [
+            [
+                [self._shown_values(curve) for curve in group.arm.curves(tier, test)]
+                for test in (self.test, other_test(self.test))
+            ]
+            for group in self.groups
+            for tier in self.tiers
+        ]
+        return any(any(second) for _, second in pairs) and all(first == second for first, second in pairs)
+
+    def _shown_values(self, curve: Sequence[Row]) -> list[tuple[int, str]]:
+        return [(row.round, self.metric.format(row.value)) for row in curve]
+
     def _has_devices(self, tier: str) -> bool:
         tiers = self.first.tier_of
         return not tiers or tier in tiers.values()
@@ -213,9 +231,9 @@ class ReportData:
             for group in self.groups
             for index in group.arm.failed
         ]
-        verdict = [*result.verdict, *budgets, *failures, *self.about_devices, *self.notes]
+        verdict = [*result.verdict, *budgets, *failures, *self.details, *self.notes]
         return replace(
-            result, verdict=verdict, left_out=dict(self.left_out), about_devices=list(self.about_devices)
+            result, verdict=verdict, left_out=dict(self.left_out), details=list(self.details)
         )  # fmt: skip
 
     @property
@@ -264,10 +282,11 @@ def _read_comparison(home: Path, test: str | None, metric: str | None) -> Report
     if terms.baseline not in [group.name for group in paired]:
         terms = replace(terms, baseline=None)
     terms = _choose_test(terms, paired[0], test)
-    about_devices, notes = (description.get(kind, ()) for kind in ("about_devices", "notes"))
+    details, notes = (description.get(kind, ()) for kind in ("details", "notes"))
+    searches = {one["arm"]: one for one in read_searches(home)}
     return ReportData(
-        paired, terms, description["command"], description["equal"], about_devices, notes,
-        description.get("left_out", {}),
+        paired, terms, description["command"], description["equal"], details, notes,
+        description.get("left_out", {}), searches=[searches[one.name] for one in paired if one.name in searches],
     )  # fmt: skip
 
 

@@ -20,12 +20,13 @@ from .paired_stats import (
     describe_tests,
     mean_and_std,
     mean_by_share,
+    on_test,
     other_test,
     transfer_rows,
 )
 from .report_data import Group, ReportData, RunReader
 
-ON_TEST = {"global": "on the whole test set", "local": "on the devices' own test examples"}
+TILE_TESTS = {"global": "whole test set", "local": "devices' own tests"}
 ADMITTED = "admitted"
 
 
@@ -122,6 +123,13 @@ def _without_values(report: ReportData) -> str:
     return "Nothing has been evaluated yet."
 
 
+def write_progress(report: ReportData) -> str:
+    """How far the runs are, and what came out so far; for the terminal."""
+    done = sum(reader.rounds for reader in report.readers)
+    rounds = sum(reader.recipe["rounds"] for reader in report.readers)
+    return f"{done} of {pluralize(rounds, 'round')}: {write_headline(report)}"
+
+
 def _so_far(report: ReportData) -> str:
     if not report.is_running:
         return ""
@@ -159,8 +167,7 @@ def write_basis(report: ReportData) -> list[str]:
 
 def _test_sentence(report: ReportData) -> str:
     seeds = pluralize(len(report.groups[0].readers), "seed")
-    where = ON_TEST.get(report.test, f"on the {report.test} test")
-    return f"Judged {where} ({pluralize(report.terms.examples, 'example')} in all), {seeds}."
+    return f"Judged {on_test(report.test)} ({pluralize(report.terms.examples, 'example')} in all), {seeds}."
 
 
 def _noise_sentence(report: ReportData, evaluated: Sequence[TierSummary]) -> str:
@@ -187,8 +194,10 @@ def _other_test_sentence(report: ReportData) -> list[str]:
     shown = replace(report, terms=replace(report.terms, test=other))
     values = [one for one in summarize_tiers(shown) if not math.isnan(one.mean)]
     parts = [f"{report.metric.format(one.mean)} on {one.tier}" for one in values]
-    where = ON_TEST[other]
-    return [f"{where[0].upper()}{where[1:]}: {join_words(parts)} devices."] if parts else []
+    where = f"{on_test(other)[0].upper()}{on_test(other)[1:]}"
+    if report.tests_agree:
+        return [f"{where} the values are the same."]
+    return [f"{where}: {join_words(parts)} devices."] if parts else []
 
 
 def _void_sentence(report: ReportData) -> list[str]:
@@ -208,6 +217,8 @@ class Figure:
     note: str = ""
     of: str = ""
     tone: str = ""  # "good" or "bad" if it may be claimed
+    tier: str = ""  # whose number it is; empty: of all
+    arm: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,17 +259,18 @@ def _gain_tiles(report: ReportData) -> list[Tile]:
 
 def _gain_figure(gain: Difference, named: bool) -> Figure:
     metric = gain.metric
-    value = metric.number(gain.advantage, "+")  # more is better, also where lower values are
+    value = metric.signed(gain.advantage)  # more is better, also where lower values are
     noise = f"± {metric.number(gain.noise)}, " if math.isfinite(gain.noise) else ""
     pair = f"{gain.this} over {gain.other}" if named else f"over {gain.other}"
     tone = ("good" if gain.advantage > 0 else "bad") if gain.beyond_noise else ""
-    verdict = "level" if float(value) == 0 else gain.verdict.partition(",")[0]
+    verdict = "level" if float(metric.number(gain.mean)) == 0 else gain.verdict.partition(",")[0]
     return Figure(
-        value.replace("-", "−"),
+        value,
         metric.difference_unit.strip(),
         f"{pair}: {noise}{verdict}",
         f"{gain.tier} devices",
         tone,
+        gain.tier,
     )
 
 
@@ -278,17 +290,27 @@ def _bytes_tile(report: ReportData) -> Tile:
     first, *others = [(group.name, group.arm.bytes_per_round()) for group in report.groups]
     value, _, unit = format_bytes(first[1]).partition(" ")
     if others:
-        low, high = min(others, key=lambda one: one[1]), max(others, key=lambda one: one[1])
-        note = f"{low[0]}: {format_bytes(low[1])}" + (f"; {high[0]}: {format_bytes(high[1])}" if high != low else "")
-        return Tile("Bytes per round", [Figure(value, unit, f"{first[0]}; {note}")])
+        return Tile("Bytes per round", [Figure(value, unit, f"{first[0]}; {_range_of_bytes(others)}")])
     total = sum(row.value for row in transfer_rows(report.first.rows))
     return Tile("Bytes per round", [Figure(value, unit, f"down and up, all devices; {format_bytes(total)} in all")])
+
+
+def _range_of_bytes(arms: Sequence[tuple[str, float]]) -> str:
+    """The least and the most of several arms, in words."""
+    low, high = min(arms, key=lambda one: one[1]), max(arms, key=lambda one: one[1])
+    if len(arms) == 1:
+        return f"{low[0]}: {format_bytes(low[1])}"
+    if low[1] == high[1]:
+        return f"others: {format_bytes(low[1])}"
+    return f"others: {format_bytes(low[1])} ({low[0]}) to {format_bytes(high[1])} ({high[0]})"
 
 
 def _time_tile(report: ReportData) -> list[Tile]:
     """Simulated seconds where devices have a speed, else those of this machine."""
     first = report.groups[0]
-    whose = f"{first.name}; " if report.has_several_arms else ""
+    several = len(first.readers) > 1
+    of = f" of {first.name}" if report.has_several_arms else ""
+    whose = f"a run{of}, " if several else f"{first.name}, " if of else ""
     simulated = first.arm.simulated_seconds()
     spent = _machine_seconds(first)
     if simulated:
@@ -297,7 +319,7 @@ def _time_tile(report: ReportData) -> list[Tile]:
             f"on the fleet, simulated; {format_seconds(spent)} on this machine" if spent else "on the fleet, simulated"
         )
     elif spent:
-        value, note = format_seconds(spent), "a run, on this machine" if len(first.readers) > 1 else "on this machine"
+        value, note = format_seconds(spent), "on this machine"
     else:
         return []
     number, _, unit = value.partition(" ")
@@ -310,12 +332,15 @@ def _machine_seconds(group: Group) -> float:
 
 
 def _value_tile(report: ReportData, evaluated: Sequence[TierSummary]) -> Tile:
-    metric, where = report.metric, ON_TEST.get(report.test, f"on the {report.test} test")
+    metric, where = report.metric, TILE_TESTS.get(report.test, f"{report.test} test")
     figures = [
-        Figure(metric.number(one.mean), metric.unit.strip(), _value_note(report, metric, one), f"{one.tier} devices")
+        Figure(
+            metric.number(one.mean), metric.unit.strip(), _value_note(report, metric, one), f"{one.tier} devices",
+            tier=one.tier,
+        )
         for one in evaluated
-    ]
-    return Tile(f"{metric.title} {where}", figures)
+    ]  # fmt: skip
+    return Tile(f"{metric.title}, {where}", figures)
 
 
 def _value_note(report: ReportData, metric: ComparedMetric, one: TierSummary) -> str:
@@ -329,11 +354,15 @@ def _other_test_tile(report: ReportData) -> list[Tile]:
     other = other_test(report.test)
     shown = replace(report, terms=replace(report.terms, test=other))
     values = {one.tier: one.mean for one in summarize_tiers(shown) if not math.isnan(one.mean)}
-    if not values or sum(report.terms.shares.get(tier, 0.0) for tier in values) == 0:
+    if report.tests_agree or not values or sum(report.terms.shares.get(tier, 0.0) for tier in values) == 0:
         return []
     mean = mean_by_share(values, report.terms.shares)
-    where = {"local": "Devices' own test examples", "global": "Whole test set"}[other]
-    return [Tile(where, [Figure(report.metric.number(mean), report.metric.unit.strip(), "the average device")])]
+    return [
+        Tile(
+            TILE_TESTS[other].capitalize(),
+            [Figure(report.metric.number(mean), report.metric.unit.strip(), "the average device")],
+        )
+    ]
 
 
 def _reply_tile(reader: RunReader) -> list[Tile]:

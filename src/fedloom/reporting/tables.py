@@ -74,12 +74,12 @@ class ComparisonResult:
     statements: list[str] = field(default_factory=list)  # the part of the verdict that compares arms
     pairs: list[Difference] = field(default_factory=list)  # the first arm against every other, at every tier
     devices: list[DeviceOutcomes] = field(default_factory=list)  # what arms mean for single devices
-    about_devices: list[str] = field(default_factory=list)  # the part of the verdict that is about them
+    details: list[str] = field(default_factory=list)  # the part of the verdict on single devices and on searches
 
     @property
     def notes(self) -> list[str]:
-        """The rest of the verdict: budgets, failures, searches, and arms that did the same."""
-        return [line for line in self.verdict if line not in self.statements and line not in self.about_devices]
+        """The rest of the verdict: budgets, failures, and arms that did the same."""
+        return [line for line in self.verdict if line not in self.statements and line not in self.details]
 
 
 def conclude(arms: Sequence[Arm], terms: ComparisonTerms) -> ComparisonResult:

@@ -208,23 +208,20 @@ class Comparison:
         failures = [f"{name} failed" for name in self.unfinished_runs()]
         outcomes = summarize_devices(counted, self._device_tiers())
         pairs = compare_pairs(counted, terms.tiers, terms.test, terms.examples)
-        about_devices = self.about_devices(equal)
-        verdict = [*result.verdict, *budgets, *failures, *about_devices, *self.notes()]
+        details = self.details(equal)
+        verdict = [*result.verdict, *budgets, *failures, *details, *self.identical_arms()]
         return replace(
             result, verdict=verdict, left_out=dict(self.left_out), pairs=pairs, devices=outcomes,
-            about_devices=about_devices,
+            details=details,
         )  # fmt: skip
 
-    def about_devices(self, equal: BudgetUnit = "rounds") -> list[str]:
-        """Sentences on single devices; none before every run has finished."""
-        if self.unfinished_runs():
-            return []
-        arms = limit_to_budget([self._arm(name) for name in self.experiments], equal)
-        return device_sentences(arms, summarize_devices(arms, self._device_tiers()))
-
-    def notes(self) -> list[str]:
-        """Sentences that need more than the rows: searches, and arms that are the same."""
-        return [*map(search_sentence, read_searches(self.home / SEARCH_FOLDER)), *self.identical_arms()]
+    def details(self, equal: BudgetUnit = "rounds") -> list[str]:
+        """Sentences on single devices, once every run has finished, and on searches."""
+        about_devices = []
+        if not self.unfinished_runs():
+            arms = limit_to_budget([self._arm(name) for name in self.experiments], equal)
+            about_devices = device_sentences(arms, summarize_devices(arms, self._device_tiers()))
+        return [*about_devices, *map(search_sentence, read_searches(self.home / SEARCH_FOLDER))]
 
     def _device_tiers(self) -> dict[str, str]:
         """The recipe's tier of each device; empty if tiers are redrawn every round."""
@@ -264,7 +261,7 @@ class Comparison:
         earlier = json.loads(path.read_text()) if path.is_file() else {}
         settings = {
             "equal": equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
-            "about_devices": self.about_devices(equal), "notes": self.notes(),
+            "details": self.details(equal), "notes": self.identical_arms(),
         }  # fmt: skip
         arms = {}
         for name in self.experiments:

@@ -26,7 +26,7 @@ from ..recipe.load import LoadedRecipe, dumps, dumps_value
 from ..recipe.registries import Registries
 from ..recipe.search_space import Space, build_space, own_values, with_values
 from ..reporting.paired_stats import Arm, ComparedMetric, ServedModel, mean_by_share, metric_of, transfer_rows
-from ..reporting.search import SEARCH_FILE, SEARCH_FORMAT
+from ..reporting.search import SEARCH_FILE, SEARCH_FORMAT, SEARCH_KIND
 from ..reporting.targets import BudgetUnit
 from ..runs.build import assemble
 from ..runs.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ from .sampler import Sampler, check_installed
 
 logger = logging.getLogger(__name__)
 
-KIND, CHOSEN = "search", "chosen.toml"
+CHOSEN = "chosen.toml"
 WAVE = 8  # trials of an arm that are proposed at a time; later ones learn from the scores of earlier ones
 MAX_HALVINGS = 2
 VALIDATION_SHARE = 10  # without data.validation, one of so many training examples
@@ -362,8 +362,8 @@ class Search:
         first = next(iter(self.arms.values()))
         before = read_manifest(self.home) if (self.home / MANIFEST).is_file() else {}
         manifest = {
-            "kind": KIND, "status": status, "started": before.get("started", utc_now()), "terms": asdict(self.terms),
-            "searched": list(self.searched),
+            "kind": SEARCH_KIND, "status": status, "started": before.get("started", utc_now()),
+            "terms": asdict(self.terms), "searched": list(self.searched),
             "arms": {name: arm.loaded.recipe.document() for name, arm in self.arms.items()},
             **describe_names(first.loaded.recipe, self.registries),
         }  # fmt: skip
@@ -476,7 +476,3 @@ def reopen_search(home: Path, registries: Registries, data: Path, workers: int) 
     manifest = read_manifest(home)
     arms = {name: load_recipe_of(home, registries, document) for name, document in manifest["arms"].items()}
     return _plan(arms, registries, home, data, SearchTerms(**manifest["terms"]), manifest["searched"], workers)
-
-
-def is_search(home: Path) -> bool:
-    return (home / MANIFEST).is_file() and read_manifest(home).get("kind") == KIND

@@ -16,6 +16,7 @@ from .learning import (
 )
 from .models import build_cka_chart, build_pareto_chart
 from .participation import build_coverage_chart, build_norms_chart, build_participation_chart, build_refusals_chart
+from .search import build_settings_chart, build_stages_chart
 from .spending import build_time_chart, build_uploads_chart
 
 __all__ = ["SECTIONS", "Chart", "MissingChart", "Panel", "ReportSection", "build_charts", "build_hero_charts"]
@@ -54,8 +55,12 @@ SECTIONS = (
     ),
     ReportSection("privacy", "Privacy", "what left the devices", (build_uploads_chart,)),
     ReportSection(
-        "search", "Models and search", "the best value within a budget, and how similar the models are",
+        "models", "Models", "the best value within a budget, and how similar they are",
         (build_pareto_chart, build_cka_chart),
+    ),
+    ReportSection(
+        "search", "Search", "which settings were tried, and what was chosen",
+        (build_stages_chart, build_settings_chart),
     ),
 )  # fmt: skip
 
@@ -66,10 +71,14 @@ OF_ONE_RUN = frozenset(
 
 
 def build_hero_charts(report: ReportData) -> list[Chart | MissingChart]:
-    """The first screen: of a comparison all arms; of a run its learning curves, on the test that it is for first."""
+    """The first screen: of a comparison all arms; of a run its learning curves, on the test that it is for and
+    on the other one, or against bytes if that has nothing else to show."""
     if report.result is not None:
         return [build_arms_chart(report)]
-    return [build_rounds_chart(report), *([] if report.has_several_arms else [build_other_test_chart(report)])]
+    if report.has_several_arms:
+        return [build_rounds_chart(report)]
+    second = build_other_test_chart(report)
+    return [build_rounds_chart(report), second if isinstance(second, Chart) else build_bytes_chart(report)]
 
 
 def build_charts(report: ReportData) -> dict[str, list[Chart | MissingChart]]:

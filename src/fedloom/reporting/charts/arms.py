@@ -11,14 +11,15 @@ from ..report_data import ReportData
 from .drawing import NARROW, Axis, Chart, ChartRow, Dot, Look, MarkKind, MissingChart, Panel, ReferenceLine, row_height
 from .looks import arm_look, is_control
 
-ARMS_TITLE, DIFFERENCES_TITLE = "Final values by arm and tier", "Paired differences"
+DIFFERENCES_TITLE = "Paired differences"
 DIFFERENCE_COLUMNS = ("tier", "arm", "other", "arm_mean", "other_mean", "difference", "noise", "beyond_noise", "seeds")
 
 
 def build_arms_chart(report: ReportData) -> Chart | MissingChart:
     """The chart of the first screen: a panel per tier, a row per arm, and a line at each of the two usual controls."""
+    title = f"Final {report.metric.name.replace('_', ' ')} by arm and tier"
     if report.result is None:
-        return MissingChart(ARMS_TITLE, report.missing_result_reason)
+        return MissingChart(title, report.missing_result_reason)
     arms, tiers = report.result.records, list(report.tiers)
     metric, other = report.metric, other_test(report.test)
     tests = {
@@ -34,9 +35,7 @@ def build_arms_chart(report: ReportData) -> Chart | MissingChart:
     columns = ("arm", "tier", "test", f"{metric.name}_mean", f"{metric.name}_std", "can_run")
     extent = _extent(report, arms)
     panels = [_arms_panel(report, arms, tier, extent) for tier in tiers]
-    return Chart(
-        "arms", ARMS_TITLE, _arms_sentence(arms, metric), columns, records, panels, note=_arms_note(report, arms)
-    )
+    return Chart("arms", title, _arms_sentence(arms, metric), columns, records, panels, note=_arms_note(report, arms))
 
 
 def _value(arm: dict[str, Any], key: str, tier: str) -> dict[str, float]:
@@ -174,7 +173,7 @@ def _differences_panel(tier: str, differences: list[Difference]) -> Panel:
         color = ("--good" if gap.advantage > 0 else "--bad") if gap.beyond_noise else "--soft"
         noise = gap.noise if math.isfinite(gap.noise) else 0.0
         look = Look(color, "", 0, gap.other, tier)
-        text = metric.number(gap.advantage, "+")
+        text = metric.signed(gap.advantage)
         marks.append(Dot(gap.advantage, row, look, str(gap), noise, not gap.beyond_noise, 5.5, text))
     parts = [
         f"{gap.other} {metric.number(gap.mean, '+')}"

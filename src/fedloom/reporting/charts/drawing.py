@@ -136,6 +136,7 @@ class Panel:
     tier: str = ""  # empty: belongs to all tiers
     width: int = WIDE
     height: int = HEIGHT
+    arm: str = ""  # empty: belongs to all arms
 
 
 @dataclass(frozen=True)
@@ -293,11 +294,29 @@ class Frame:
         return max(self.y.start, self.y.end)
 
 
-def render_svg(panel: Panel, prefix: str) -> str:
-    """Draw a panel; `prefix` makes its ids unique on the page."""
-    marks, cells = panel.marks, next((mark for mark in panel.marks if isinstance(mark, Cells)), None)
-    if cells is not None:
-        panel = replace(panel, x=replace(panel.x, names=cells.columns), y=replace(panel.y, names=cells.rows))
+def shared_margins(panels: Sequence[Panel]) -> tuple[float, float]:
+    """Room for labels left and right of the axes that is enough for all panels, so that their axes are equally long."""
+    found = [_margins(_with_cell_names(panel)) for panel in panels]
+    return max(left for left, _ in found), max(right for _, right in found)
+
+
+def _margins(panel: Panel) -> tuple[float, float]:
+    lines = [mark for mark in panel.marks if isinstance(mark, Line) and mark.labeled and mark.x]
+    return _left_margin(panel, panel.marks), _right_margin(_end_labels(lines), panel.marks)
+
+
+def _with_cell_names(panel: Panel) -> Panel:
+    """A panel whose axes have the names of its map, if it is one."""
+    cells = next((mark for mark in panel.marks if isinstance(mark, Cells)), None)
+    if cells is None:
+        return panel
+    return replace(panel, x=replace(panel.x, names=cells.columns), y=replace(panel.y, names=cells.rows))
+
+
+def render_svg(panel: Panel, prefix: str, margins: tuple[float, float] | None = None) -> str:
+    """Draw a panel; `prefix` makes its ids unique on the page, `margins` are left and right of the axes."""
+    panel = _with_cell_names(panel)
+    marks = panel.marks
     slanted = _is_slanted(panel)
     below = BELOW + (5.2 * max(map(len, shorten(panel.x.names))) if slanted else 0)
     lines = [mark for mark in marks if isinstance(mark, Line) and mark.labeled and mark.x]
@@ -305,7 +324,8 @@ def render_svg(panel: Panel, prefix: str) -> str:
     height = max(panel.height, int(ABOVE + below + LINE_HEIGHT * len(ends))) + (int(below) - BELOW)
     rules = [mark for mark in marks if isinstance(mark, ReferenceLine) and mark.label]
     above = ABOVE + LINE_HEIGHT * _rule_lanes(rules)
-    left, right = _left_margin(panel, marks), panel.width - _right_margin(ends, marks)
+    left, beside = margins or _margins(panel)
+    right = panel.width - beside
     x_low, x_high = _extent(panel.x, marks, "x")
     y_low, y_high = _extent(panel.y, marks, "y")
     top, bottom = (float(above), float(height - below))
@@ -540,12 +560,12 @@ def _draw_rule_labels(rules: Sequence[ReferenceLine], frame: Frame) -> list[str]
 
 def _end_labels(lines: Sequence[Line]) -> list[tuple[str, float]]:
     """Labels at the ends of curves, and the value they stand at; none for a curve alone without a name."""
-    return [(f"{line.label} {line.end}".strip(), line.y[-1]) for line in lines if line.label]
+    return [(f"{line.label} {line.end}".strip(), line.y[-1]) for line in lines if line.label or line.end]
 
 
 def _draw_end_labels(ends: Sequence[tuple[str, float]], lines: Sequence[Line], frame: Frame) -> list[str]:
     """Each label beside the end of its curve, moved apart where they would overlap."""
-    named = [line for line in lines if line.label]
+    named = [line for line in lines if line.label or line.end]
     wanted = [(frame.y(line.y[-1]) if math.isfinite(line.y[-1]) else frame.bottom, line) for line in named]
     places = spread_labels([at for at, _ in wanted], LINE_HEIGHT, frame.top, frame.bottom)
     parts = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...evaluation import Row
 from ...evaluation.metrics import UndeclaredDirection
 from ...wording import format_bytes, join_words, plural
-from ..paired_stats import PERPLEXITY, ComparedMetric, compared_metric, other_test
+from ..paired_stats import PERPLEXITY, ComparedMetric, compared_metric, on_test, other_test
 from ..report_data import Group, ReportData
 from ..targets import Amount, CostToTarget, bytes_to, cost_to_target, gain_of, median_amount, spell_gain, tier_targets
 from .drawing import (
@@ -68,7 +68,7 @@ def _metric_chart(report: ReportData, name: str) -> Chart | MissingChart:
     if rows:
         return _entries_chart(shown, list(dict.fromkeys(rows)))
     series = _build_series(shown, lambda rows, number: number)
-    title = f"{metric.title} against rounds"
+    title = f"{metric.title} by round"
     if not series:
         return MissingChart(title, f"{name} has no value on the {report.test} test")
     sentence = f"{_rounds_sentence(shown, series)} {_sentence_case(metric.direction)}."
@@ -168,19 +168,18 @@ def build_other_test_chart(report: ReportData) -> Chart | MissingChart:
     """The learning curves on the test that comes second."""
     other = other_test(report.test)
     shown = replace(report, terms=replace(report.terms, test=other))
-    title = f"{report.metric.title} on the {other} test against rounds"
+    title = f"{report.metric.title} {on_test(other)}, by round"
     series = _build_series(shown, lambda rows, number: number)
     if not series:
         return MissingChart(title, f"there is no {other} test")
-    sentence = f"{other.capitalize()} test: {TEST_MEANINGS[other]}. {_rounds_sentence(shown, series)}"
+    if report.tests_agree:
+        return MissingChart(title, f"its values are those of the {report.test} test")
+    sentence = _rounds_sentence(shown, series)
     return _learning_chart(shown, series, f"learning_rounds_{other}", title, "round", sentence)
 
 
-TEST_MEANINGS = {"local": "devices on their own test examples", "global": "models on the whole test set"}
-
-
 def build_rounds_chart(report: ReportData) -> Chart | MissingChart:
-    title = f"{report.metric.title} on the {report.test} test against rounds"
+    title = f"{report.metric.title} {on_test(report.test)}, by round"
     series = _build_series(report, lambda rows, number: number)
     if not series:
         return MissingChart(title, "nothing has been evaluated yet")
@@ -228,7 +227,8 @@ def _curve(report: ReportData, series: Series) -> Line:
         [mean + sign * std for mean, std in zip(series.mean, series.std, strict=True)] if any(series.std) else []
         for sign in (-1, 1)
     )
-    label = series.arm if report.has_several_arms else series.tier
+    alone = "" if len(report.tiers) == 1 else series.tier
+    label = series.arm if report.has_several_arms else alone
     look = series_look(report, series.arm, series.tier)
     end = "" if report.has_several_arms else report.metric.format(series.mean[-1])
     return Line(label, series.x, series.mean, look, low, high, end=end, format=report.metric.format)
@@ -259,7 +259,9 @@ def _rounds_sentence(report: ReportData, series: Sequence[Series]) -> str:
 def _bytes_sentence(report: ReportData, series: Sequence[Series]) -> str:
     totals = {one.arm: one.x[-1] for one in series}
     if len(totals) == 1:
-        values = join_words([f"{one.tier} to {report.metric.format(one.mean[-1])}" for one in series])
+        names = [one.tier if len(series) > 1 else report.metric.name for one in series]
+        finals = zip(names, (report.metric.format(one.mean[-1]) for one in series), strict=True)
+        values = join_words([f"{name} to {final}" for name, final in finals])
         return f"Transferring {format_bytes(1e6 * series[0].x[-1])} brought {values}."
     least, most = min(totals, key=totals.__getitem__), max(totals, key=totals.__getitem__)
     return (
@@ -269,6 +271,9 @@ def _bytes_sentence(report: ReportData, series: Sequence[Series]) -> str:
 
 
 def _series_name(report: ReportData, series: Series) -> str:
+    """The arm and tier of a curve, as far as there are several; else what it shows."""
+    if len(report.tiers) == 1:
+        return series.arm if report.has_several_arms else report.metric.name.replace("_", " ")
     return f"{series.arm} on tier {series.tier}" if report.has_several_arms else f"tier {series.tier}"
 
 
@@ -291,6 +296,8 @@ def _arm_targets_chart(report: ReportData) -> Chart | MissingChart:
     }
     records = [(*_target_row(cost), gain_of(cost, costs)) for costs in by_tier.values() for cost in costs]
     panels = [_target_bars(report, costs) for costs in by_tier.values() if costs]
+    if not panels:
+        return MissingChart(TARGETS_TITLE, f"{baseline}, which sets the targets, did not finish")
     sentence = _arm_targets_sentence(report, by_tier, baseline)
     return Chart("targets", TARGETS_TITLE, sentence, TARGET_COLUMNS, records, panels)
 
@@ -363,7 +370,8 @@ def _target_lines(report: ReportData, by_tier: Sequence[Sequence[CostToTarget]])
         reached = [(cost.target, rounds.value) for cost in costs if (rounds := median_amount(cost.rounds)).exact]
         x, y = [target for target, _ in reached], [number for _, number in reached]
         look = tier_look(report, costs[0].tier)
-        marks.append(Line(costs[0].tier, x, y, look, format=lambda rounds: f"{rounds:g} {plural('round', rounds)}"))
+        label = costs[0].tier if len(by_tier) > 1 else ""
+        marks.append(Line(label, x, y, look, format=lambda rounds: f"{rounds:g} {plural('round', rounds)}"))
     alt = "Rounds that each tier needed to reach targets: " + "; ".join(_highest_target(costs) for costs in by_tier)
     x_axis = Axis(f"target: {by_tier[0][0].metric.axis_label}")
     return Panel(alt, marks, x_axis, Axis("rounds needed", integer=True, from_zero=True))
@@ -381,9 +389,14 @@ def _count_rounds(amount: Amount) -> str:
 
 
 def _tier_targets_sentence(by_tier: Sequence[Sequence[CostToTarget]]) -> str:
+    if len(by_tier) == 1:
+        reached = [cost for cost in by_tier[0] if median_amount(cost.rounds).exact]
+        if not reached:
+            return "None of the targets was reached."
+        return f"{reached[-1].target:.0f} % was reached in {_count_rounds(median_amount(reached[-1].rounds))}."
     medians = ([median_amount(cost.rounds) for cost in costs] for costs in by_tier)
     common = sum(all(amount.exact for amount in amounts) for amounts in zip(*medians, strict=True))
     sentence = f"{join_words([_highest_target(costs) for costs in by_tier])}."
-    if len(by_tier) > 1 and common:
+    if common:
         return f"All tiers reach {by_tier[0][common - 1].target:.0f} %; {sentence}"
     return sentence[0].upper() + sentence[1:]

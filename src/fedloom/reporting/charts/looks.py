@@ -4,6 +4,8 @@ Methods get the colors of arms in the order in which they are compared; controls
 are measured against; tiers get shades of another hue, from the largest to the smallest.
 """
 
+from collections.abc import Sequence
+
 from ...design import ARMS_LIGHT, TIERS_LIGHT
 from ..report_data import ReportData
 from .drawing import Look
@@ -15,18 +17,26 @@ TIER_DASHES = ("", "7 3", "2 2", "7 3 2 3", "4 2")
 
 def arm_look(report: ReportData, name: str, tier: str = "") -> Look:
     """The look of an arm; `tier` says which tier its mark is about."""
-    names = [group.name for group in report.groups]
-    if is_control(report, name):
+    return look_among([group.name for group in report.groups], name, tier)
+
+
+def look_among(names: Sequence[str], name: str, tier: str = "") -> Look:
+    """The look of one of several arms."""
+    if _is_control(names, name):
         at = list(CONTROL_DASHES).index(name)
         return Look(f"--n{at}", CONTROL_DASHES[name], at + 3, name, tier)
-    at = [one for one in names if not is_control(report, one)].index(name)
+    at = [one for one in names if not _is_control(names, one)].index(name)
     dash = ARM_DASHES[at // len(ARMS_LIGHT) % len(ARM_DASHES)]
     return Look(f"--a{at % len(ARMS_LIGHT)}", dash, at, name, tier)
 
 
 def is_control(report: ReportData, name: str) -> bool:
     """True for a control that others are compared with; the first arm is what the report is about."""
-    return name in CONTROL_DASHES and name != report.groups[0].name
+    return _is_control([group.name for group in report.groups], name)
+
+
+def _is_control(names: Sequence[str], name: str) -> bool:
+    return name in CONTROL_DASHES and name != names[0]
 
 
 def tier_look(report: ReportData, tier: str, arm: str = "") -> Look:
