@@ -110,7 +110,7 @@ def simulate(workload: Workload, laps: Laps) -> dict[str, Tensor]:
         SimulatedBackend(users, users),
         model,
         NNTrainHyperParams(
-            local_num_epochs=1, local_lr=RATE, local_batch_size=BATCH, local_max_grad_norm=CLIP
+            local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH, local_max_grad_norm=CLIP
         ),
         callbacks=[Lap()],
         send_metrics_to_platform=False,

@@ -122,6 +122,32 @@ def test_method_in_lockstep_has_bits_of_running_alone(
     assert_bits_of_running_alone(method, place, parcels_equal, (None, other))
 
 
+@pytest.mark.parametrize("kernels", ["torch", "lanes"])
+@pytest.mark.parametrize(("strengths", "shared"), [((0.1, 2.0), True), ((0.1, 0.0), False)])
+def test_lockstep_unequal_strengths_share_blocks_and_have_bits_of_running_alone(
+    strengths: tuple[float, float], shared: bool, kernels: str, world: Callable[..., Any],
+    parcels_equal: Callable[[Parcel, Parcel], bool], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Two experiments of FedProx, each with its own proximal strength; none at all is another computation."""
+    blocks, place = list[Block](), world(sizes=(9, 8, 6), hidden=(16, 32))
+    if kernels == "lanes":
+        pytest.importorskip("numba")
+        place = with_lanes(place)
+    methods = [Registries().methods["fedprox"](proximal=strength) for strength in strengths]
+
+    def played(method: Method, executor: Any = None) -> Iterator[Parcel]:
+        engine = place.engine(method, **({"executor": executor} if executor else {}))
+        yield place.play(method, engine)
+
+    watched(blocks, monkeypatch)
+    lockstep = Lockstep(WorkerPool(1))
+    together = dict(lockstep.steps({str(n): played(method, lockstep) for n, method in enumerate(methods)}))
+    assert any(len({id(member.job.engine) for member in block.members}) > 1 for block in blocks) == shared
+    alone = [next(played(method)) for method in methods]
+    assert all(parcels_equal(together[str(n)], one) for n, one in enumerate(alone))
+    assert not parcels_equal(*alone)
+
+
 @pytest.mark.slow
 def test_method_in_lanes_in_lockstep_has_bits_of_running_alone(
     method: Method, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]

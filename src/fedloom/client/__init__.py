@@ -50,7 +50,7 @@ from .optimizers import (
 )
 from .plan import DevicePlan, Schedule, Step, draw_plan, merge_plans
 from .subnets import SubnetStream, draw_subnets, subnet_logits
-from .task import Bounded, BundleSpec, Layout, Like, Task, like, on_any_device, on_device, shaped, tasks_of
+from .task import Bounded, BundleSpec, Layout, Like, Task, join_tasks, like, on_any_device, on_device, shaped, tasks_of
 
 __all__ = [
     "CROSS_ENTROPY", "LOSSES", "LR_SCHEDULES", "OPTIMIZERS", "Adam", "AuxiliaryLoss", "Batch", "BinaryCrossEntropy",
@@ -59,7 +59,7 @@ __all__ = [
     "Optimizer", "PaddedIndices", "Schedule", "Sgd", "Step", "SubnetStream", "Task", "UnequalNumbersError",
     "alignment_loss", "average_kernels", "build_loss", "default_loss", "distance", "distillation_loss", "draw_plan",
     "draw_subnets", "dummy_loss", "evaluate_without_padding", "fit", "fits_task", "gradient", "join_optimizers",
-    "joining_key", "label_loss", "like", "mask_logits", "merge_plans", "on_any_device", "on_device", "optimizer_at",
-    "represent", "representation_kind", "select_examples", "shaped", "soft_cross_entropy", "subnet_logits",
-    "sum_batch_statistics", "supervised_loss", "tasks_of", "with_batchnorm_statistics",
+    "join_tasks", "joining_key", "label_loss", "like", "mask_logits", "merge_plans", "on_any_device", "on_device",
+    "optimizer_at", "represent", "representation_kind", "select_examples", "shaped", "soft_cross_entropy",
+    "subnet_logits", "sum_batch_statistics", "supervised_loss", "tasks_of", "with_batchnorm_statistics",
 ]  # fmt: skip

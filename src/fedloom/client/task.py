@@ -3,7 +3,7 @@
 The declaration (`sends`) is the only schema that admission checks need.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
@@ -104,6 +104,47 @@ def shaped(**layout: tuple[tuple[int | Literal["classes", "examples"], ...], tor
 
 
 @dataclass(frozen=True)
+class MethodRun:
+    """A method's function as what a task runs, so that methods that differ only in numbers can run it together.
+
+    Parameters
+    ----------
+    function : (method, client, inbox) -> result.
+    method : the method. Its attribute `per_device`, if it has one, names settings that may be a number for each device,
+        [K], instead of one for all.
+    """
+
+    function: Callable[..., ClientResult]
+    method: Any
+
+    def __call__(self, client: Client, inbox: Parcel) -> ClientResult:
+        return self.function(self.method, client, inbox)
+
+    def joining_key(self) -> Hashable:
+        """Runs of equal key can be joined: their methods are equal but for numbers that may differ between devices."""
+        names = getattr(self.method, "per_device", ())
+        # a strength of 0 may stand for not computed at all, so it differs from any other
+        alike = {name: float(bool(getattr(self.method, name))) for name in names}
+        return self.function, replace(self.method, **alike) if alike else self.method
+
+
+def join_tasks(tasks: Sequence["Task"]) -> "Task":
+    """The task of a block. If the methods of its devices differ in numbers, it runs with those of each device.
+
+    Parameters
+    ----------
+    tasks : the task of each device, of one `joining_key`.
+    """
+    first, runs = tasks[0], [task.run for task in tasks if isinstance(task.run, MethodRun)]
+    methods = [run.method for run in runs]
+    if len(runs) < len(tasks) or all(method == methods[0] for method in methods):
+        return first
+    columns = {name: [getattr(method, name) for method in methods] for name in methods[0].per_device}
+    unequal = {name: torch.tensor(own, dtype=torch.get_default_dtype()) for name, own in columns.items()}
+    return replace(first, run=MethodRun(runs[0].function, replace(methods[0], **unequal)))
+
+
+@dataclass(frozen=True)
 class Task:
     """A function that devices run: (client, inbox) -> result. `on_device` makes one.
 
@@ -127,6 +168,12 @@ class Task:
     ref: tuple[str, ...] = ()
     batch_key: Hashable = None
     host_bundles: tuple[str, ...] = ()
+
+    @property
+    def joining_key(self) -> Hashable:
+        """Tasks with equal keys may share a block if each device gets the numbers of its own method (`join_tasks`)."""
+        run = self.run
+        return run.joining_key() if self.batch_key is not None and isinstance(run, MethodRun) else self.batch_key
 
     def without_upload(self, *ref: str) -> "Task":
         """The same training on the same batches, but nothing is uploaded.
@@ -178,10 +225,8 @@ class OnDevice:
         if not self.takes_method:
             return Task(self.name, function, sends, self.stream, batch_key=function, host_bundles=self.host_bundles)
         batch_key = (function, instance) if self.batch_across_runs and _is_hashable(instance) else None
-        bound = function.__get__(instance)
-        return Task(
-            self.name, bound, sends, self.stream, batch_key=batch_key, host_bundles=self.host_bundles
-        )  # fmt: skip
+        run = MethodRun(function, instance)
+        return Task(self.name, run, sends, self.stream, batch_key=batch_key, host_bundles=self.host_bundles)
 
 
 def tasks_of(method: object) -> list[Task]:

@@ -31,6 +31,7 @@ from ..client import (
     dummy_loss,
     gradient,
     join_optimizers,
+    join_tasks,
     joining_key,
     merge_plans,
     optimizer_at,
@@ -163,7 +164,8 @@ class Job:
     def batch_key(self) -> Hashable:
         """Jobs of equal key can share blocks."""
         task, engine = self.task, self.engine
-        key = task.batch_key or id(self)
+        # the numbers of a method do not cross to an accelerator
+        key = (task.joining_key if engine.compute.is_cpu else task.batch_key) or id(self)
         numbers = joining_key(self.optimizer)
         return key, task.schedule, numbers, engine.loss, id(engine.client_data.dataset), engine.compute
 
@@ -400,7 +402,7 @@ def _try_block(block: Block) -> ClientResult | None:
     if not compute.is_plain:
         client = _with_precision(client, compute)
     if compute.is_cpu:
-        return run_task(block.task, client, inbox)
+        return run_task(join_tasks([member.job.task for member in block.members]), client, inbox)
     try:
         with compute.active():
             client, inbox = _enter_device(client, inbox, block.task.host_bundles, compute.torch_device)

@@ -4,7 +4,7 @@ FedAvg with a proximal term that keeps a device's weights close to the global mo
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ class FedProx(Method):
     ----------
     proximal : the strength of the proximal term, the paper's mu; 0 is FedAvg.
     """
+
+    per_device: ClassVar[tuple[str, ...]] = ("proximal",)
 
     info = MethodInfo(paper="Li et al., MLSys 2020", uploads="weights, example count", heterogeneity="one model")
 

@@ -3,6 +3,9 @@
 A map is [segments, rows, columns] in memory, columns being channels times devices. Batch norm has one segment, the
 whole batch; group norm has one for each example. Every sum runs over rows in the same order for any number of columns.
 NaN passes through everything: a diverged device must look diverged.
+
+Kernels that differ in one pass are written out. Lanes and bits must be literals where a vector is loaded, and Numba
+passes literals on to no function that a kernel calls.
 """
 
 import functools
