@@ -153,7 +153,7 @@ def arm(name: str, values: list[float], metric: str, info: MetricInfo) -> Arm:
 
 @pytest.mark.parametrize(("higher", "verdict"), [(True, "does not hold"), (False, "holds")])
 def test_verdict_follows_the_declared_direction(higher: bool, verdict: str) -> None:
-    this, other = (arm(n, v, "mine", MetricInfo(higher)) for n, v in (("a", [1.0, 2.0]), ("b", [3.0, 4.0])))
+    this, other = (arm(n, v, "mine", MetricInfo(higher)) for n, v in (("a", [1.0, 2.0, 1.5]), ("b", [3.0, 4.0, 3.5])))
     found = compare_overall(this, other, {"large": 1.0}, "global", 100)
     assert found is not None and found.claim == verdict
     terms = ComparisonTerms(["large"], {"large": 1.0}, "global", 100)

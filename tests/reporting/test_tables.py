@@ -127,18 +127,18 @@ def worse(name: str, *ends: float, seeds: int = 2) -> Arm:
 
 
 def test_conclude_prefers_lower_perplexity() -> None:
-    concluded = result(worse("this", 20, 30), worse("other", 40, 30))
+    concluded = result(worse("this", 20, 30, seeds=3), worse("other", 40, 30, seeds=3))
     assert concluded.winners == {"large": "this", "small": None}
     assert [one.claim for one in concluded.overall] == ["holds"]
     assert (
-        "this reaches 40.5 on large devices sooner than other (in 2 of 2 seeds): all seeds agree, may be claimed"
+        "this reaches 40.5 on large devices sooner than other (in 3 of 3 seeds): all seeds agree, may be claimed"
         in concluded.verdict
     )
     record = concluded.records[0]
     assert record["perplexity"]["large"]["mean"] == 20 and record["worst_tier"]["mean"] == 30
     text = to_markdown(concluded)
     assert "| this | **20.0** | 30.0 | 30.0 |" in text and "Perplexity on the global test, of the model" in text
-    assert "this beats other on the average device by 10.0 (± 0.0, 2 seeds): beyond noise, may be claimed" in text
+    assert "this beats other on the average device by 10.0 (± 0.0, 3 seeds): beyond noise, may be claimed" in text
 
 
 def test_conclude_perplexity_of_one_seed_is_undecided() -> None:
