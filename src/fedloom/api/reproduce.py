@@ -1,10 +1,11 @@
 """Published results, run again: one row of a paper's table at full size, or claims in minutes."""
 
+import json
 import logging
 import shlex
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,10 @@ def _run_row(
     """Run the row's recipe, or finish its run; a row of costs alone needs none."""
     if row.costs_only:
         return load(row.recipe, context.registries, [*row.changes, *sets])
+    if row.start is not None:
+        before = folder.with_name(f"{folder.name}_start")
+        _run_row(row.start, sets, before, context, progress)
+        row = replace(row, changes=(*row.changes, f"start.from={json.dumps(str(before))}"), start=None)
     started = start_row(row, sets, folder, context)
     if started.experiment is not None:
         run_experiment(started.experiment, folder, row.name, started.since, progress=progress)
