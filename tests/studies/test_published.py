@@ -234,7 +234,9 @@ def test_read_published_with_mistake_is_refused(rows: str, problem: str, tmp_pat
 def test_read_published_starts_are_runs_of_the_other_words(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / "p.toml").write_text(
-        PAPER + 'choices = { late = ["rounds=9"] }\nstarts = { late = ["rounds=4"] }\nrows = { "a" = [1], "a late" = [2] }'
+        PAPER
+        + 'choices = { late = ["rounds=9"] }\nstarts = { late = ["rounds=4"] }\n'
+        + 'rows = { "a" = [1], "a late" = [2] }'
     )
     plain, late = read_published(tmp_path).values()
     assert plain.start is None and late.start is not None
@@ -247,7 +249,8 @@ def test_heterofl_quoted_baselines_are_as_in_their_code() -> None:
     for name, rounds, start in (("iid_lgfedavg", 200, 400), ("noniid_two-labels_lgfedavg", 500, 400)):
         row = ROWS[f"heterofl_table1_{name}"]
         recipe, before = (load(one.recipe, Registries(), one.changes).recipe for one in (row, row.start or row))
-        assert (recipe.rounds, recipe.training.optimizer["lr"], recipe.document()["model"]["softmax"]) == (rounds, 0.05, True)
+        assert (recipe.rounds, recipe.training.optimizer["lr"]) == (rounds, 0.05)
+        assert recipe.document()["model"]["softmax"]
         assert (before.rounds, before.method.name, before.training.optimizer["lr"]) == (start, "fedavg", 0.1)
     for name in ("table1_iid", "table1_noniid_two-labels", "table2_iid", "table2_noniid_two-labels"):
         for method in ("standalone", "lgfedavg"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..client import Client, ClientResult, fit, label_loss, on_device
-from ..fleet import EvalTarget, Fleet, RoundContext
+from ..fleet import Device, EvalTarget, Fleet, RoundContext
 from ..tensors import Parcel, Tensors
 from ._last_uploads import KEPT_UPLOADS, full_model_layout, initial_models, mean_of_models, updated_uploads
 from ._personal import PersonalModels
@@ -35,7 +35,8 @@ class Standalone(PersonalModels):
         return initial_models(fleet, seed, warm_start) if self.report else {}
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
-        replies = context.ask(self.train_and_send if self.report else self.train, dict.fromkeys(context.cohort, {}))
+        inboxes: dict[Device, Parcel] = {device: {} for device in context.cohort}
+        replies = context.ask(self.train_and_send if self.report else self.train, inboxes)
         return {**server, **updated_uploads(server, replies)}
 
     @on_device(sends={})

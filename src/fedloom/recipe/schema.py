@@ -172,8 +172,8 @@ class EvaluationConfig(Section):
     every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""
     dense_last: Fraction = 0.0
-    """Share of the rounds, the last ones, that are all evaluated, whatever `every` is: for a "best round" as papers have
-    it, who evaluate every round, at a part of the cost."""
+    """Share of the rounds, the last ones, that are all evaluated, whatever `every` is: for a "best round" as papers
+    have it, which evaluate every round, at a part of the cost."""
     tests: Annotated[tuple[Literal["global", "local"], ...], Len(1)] = ("global", "local")
     """`"global"`: the whole test set; `"local"`: the devices' own test examples, with labels masked as the method
     specifies."""

@@ -30,8 +30,8 @@ from ..settings import Count, NonNegative, Share
 
 FOLDER, CLAIMS = "ledger", "claims"
 Selection = Literal[
-    "last", "best", "best of each device", "at best global", "mean of last 10", "rounds to", "bytes to", "within seconds",
-    "seconds per round", "cost",
+    "last", "best", "best of each device", "at best global", "mean of last 10", "rounds to", "bytes to",
+    "within seconds", "seconds per round", "cost",
 ]  # fmt: skip
 Changes = tuple[str, ...]
 LEVELS = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # width levels with the number of devices at each, such as a3-e7
@@ -66,7 +66,8 @@ class PublishedTable(TomlModel):
 
     `rows` maps words to published numbers, in the order of `numbers`; "-" means not printed. `axes`, each a list of
     words or the name of one of the paper's axes, make a row of every combination: curves without printed numbers.
-    `starts` has words whose rows start from the model of another run: that of the row's other words, with these changes.
+    `starts` has words whose rows start from the model of another run: that of the row's other words, so
+    changed.
     Several tables of one name are parts of it, with numbers of their own.
     """
 
@@ -113,7 +114,7 @@ class PublishedRow:
 
     @property
     def costs_only(self) -> bool:
-        return all(number.selection == "cost" for number, _ in self.numbers)
+        return bool(self.numbers) and all(number.selection == "cost" for number, _ in self.numbers)
 
 
 def read_published(recipes: Path) -> dict[str, PublishedRow]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from ..reporting.ledger import (
     baseline_target,
     claim_record,
     evaluate_claim,
+    flatness,
     measured_text,
 )
 from ..runs.build import assemble
@@ -118,6 +120,45 @@ def row_numbers(
     return [
         {"what": number.label, "published": printed, "measured": measure(number)} for number, printed in row.numbers
     ]
+
+
+def full_size_entries(
+    row: PublishedRow, folders: Sequence[Path], context: ReproduceContext, command: str
+) -> list[dict[str, Any]]:
+    """The numbers of a row at full size, over its seeds, for the ledger: one entry for each published number.
+
+    A run that is not finished counts as far as it got; `rounds` is then less than `of`.
+    """
+    loaded = load(row.recipe, context.registries, row.changes)
+    shares, planned = row_shares(loaded), loaded.recipe.rounds
+    runs = [list(read_rows(folder)) for folder in folders]
+    manifests = [read_manifest(folder) for folder in folders]
+    done = min(max((each.round for each in rows), default=0) for rows in runs)
+    deviation = manifests[0].get("data_deviation", "")
+    shared = {
+        "rounds": min(done, planned), "of": planned, "seeds": [one["seed"] for one in manifests],
+        "seconds": round(sum(map(wall_seconds, folders)), 1), "command": command, "commit": start_commit(folders[0]),
+        "date": utc_now(), **({"deviation": deviation} if deviation else {}),
+    }  # fmt: skip
+    entries = []
+    for number, printed in row.numbers:
+        if number.selection != "cost":
+            chosen = [measure_number(number, rows, shares) for rows in runs]
+            last = [measure_number(number.model_copy(update={"selection": "last"}), rows, shares) for rows in runs]
+            values = {"published": printed, "measured": _mean(chosen), "last": _mean(last), "by_seed": chosen}
+            entries.append({"row": row.name, "paper": row.source, "what": number.label, **values, **shared})
+    return entries
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of all seeds; None if one of them has no value."""
+    known = [value for value in values if value is not None]
+    return round(statistics.fmean(known), 4) if known and len(known) == len(values) else None
+
+
+def seed_folder(home: Path, name: str, seed: int) -> Path:
+    """The folder of a row at full size: that of the row itself for seed 0, which recipes have."""
+    return home / (f"{name}+seed-{seed}" if seed else name)
 
 
 def start_comparison(
@@ -222,7 +263,8 @@ def ledger_entry(claim: Claim, planned: Comparison, evidence: Evidence, command:
     names = (side_name(claim, 0), side_name(claim, 1))
     deviation = planned_deviation(planned)
     text = measured_text(result, claim.measure, names) + (f" ({deviation})" if deviation else "")
-    measured = {"text": text, **claim_record(result)}
+    flat = {} if claim.measure == "seconds" else {"flatness": flatness((claim.this, claim.other), terms, evidence)}
+    measured = {"text": text, **claim_record(result), **flat}
     return {
         "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
         "measured": {**measured, **({"targets": dict(terms.targets)} if terms.targets else {})},
