@@ -254,7 +254,7 @@ def test_document_compare_section_is_left_out(document):
         ({"arms": {"other": ["=3"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
         ({"arms": {"other": []}}, ("compare", "arms", "other"), "needs at least 1"),
         ({"arms": {"a/b": ["rounds=2"]}}, ("compare", "arms"), "must consist of letters"),
-        ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "the recipe itself has that name"),
+        ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "name this one by what it changes"),
         ({"basline": "other"}, ("compare", "basline"), "there is no key"),
         ({"margin": -1.0}, ("compare", "margin"), "margin must be >= 0"),
     ],

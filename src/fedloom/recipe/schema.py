@@ -146,6 +146,9 @@ class TrainingConfig(Section):
     """Examples per batch."""
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
     """`"keep"` an incomplete last batch, `"drop"` it, or `"wrap"` around."""
+    shuffle: bool = True
+    """Whether a device visits its examples in a new random order in every epoch; else as it has them, such as the
+    windows of a text one after the other."""
     optimizer: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
     """The `kind` of optimizer and its settings."""
     lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
@@ -470,7 +473,8 @@ class Recipe(Section):
         method = info.data.get("method")
         if method is not None and method.name in compare.arms:
             raise value_error(
-                f"an arm cannot be named {method.name!r}: the recipe itself has that name, from its method"
+                f"an arm cannot be named {method.name!r}: the recipe itself is the arm of that name, after its method; "
+                f"name this one by what it changes, such as {method.name + '-2'!r}, or leave it out"
             )
         return compare
 
