@@ -34,7 +34,7 @@ from ..runs.experiment import Experiment
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.own_names import load_recipe_of
 from ..runs.recorder import utc_now
-from ..runs.resume import AttachEngine, list_changes, reopen_run
+from ..runs.resume import AttachEngine, list_changes, reopen_run, with_added_keys
 from .compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from .published import Claim, PublishedNumber, PublishedRow, measure_number
 
@@ -181,7 +181,10 @@ def start_comparison(
     if not is_comparison(folder):
         return planned
     manifest = read_manifest(folder)
-    before = {key: manifest[key] for key in ("arms", "seeds")}
+    before = {
+        "arms": {name: with_added_keys(one) for name, one in manifest["arms"].items()},
+        "seeds": manifest["seeds"],
+    }
     arms = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
     check_same_recipe(folder, before, {"arms": arms, "seeds": planned.seeds})
     return reopen_comparison(folder, context.registries, context.data, context.workers)
