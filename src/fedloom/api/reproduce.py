@@ -29,7 +29,7 @@ from ..reporting.ledger import (
     write_full_size_section,
 )
 from ..results import Record, Result
-from ..runs.folder import MANIFEST, read_manifest
+from ..runs.folder import read_manifest
 from ..studies.published import Claim, ClaimList, PublishedRow, read_claims, read_published
 from ..studies.reproduce import (
     ReproduceContext,
@@ -37,6 +37,7 @@ from ..studies.reproduce import (
     check_arms,
     collect_manifests,
     current_commit,
+    finished_seeds,
     full_size_entries,
     is_finished,
     ledger_entry,
@@ -47,6 +48,7 @@ from ..studies.reproduce import (
     seed_folder,
     start_comparison,
     start_row,
+    wall_folder,
     wall_seconds,
 )
 from ..wording import format_seconds, pluralize
@@ -283,18 +285,18 @@ def _reproduce_full_size(
         raise RecipeError([RecipeIssue((), "ARGUMENTS", message, "leave out --full")], "reproduce")
     entries, unfinished = list[Record](), dict[str, int]()
     for row in rows:
-        folders, finished = list[Path](), True
+        finished = True
         for seed in range(seeds):
             if not finished or (until is not None and time.monotonic() >= until):
+                finished = False
                 break
             folder = seed_folder(paths.runs, row_folder(paths.runs, row.name, paths.sets).name, seed)
             sets = [*paths.sets, *([f"seed={seed}"] if seed else [])]
-            with record_wall_time(folder, _commit(paths)):
+            with record_wall_time(wall_folder(folder), _commit(paths)):
                 finished = _run_row(row, sets, folder, context, progress, until) is not None
-            folders.append(folder)
-        measured = [folder for folder in folders if (folder / MANIFEST).is_file()]
-        made = full_size_entries(row, measured, context, _full_size_command(row.name, seeds)) if measured else []
-        if len(folders) < seeds or not finished:
+        measured = finished_seeds(paths.runs, row_folder(paths.runs, row.name, paths.sets).name)
+        made = full_size_entries(row, measured, context, _full_size_command(row.name, len(measured)))
+        if not finished:
             unfinished[row.name] = min((one["rounds"] for one in made), default=0)
         entries += made
         if made and not paths.sets:
@@ -341,9 +343,8 @@ def _run_row(
     started = start_row(row, sets, folder, context)
     if started.experiment is None:
         return started.loaded
-    finished = run_experiment(
-        started.experiment, folder, row.name, started.since, progress=progress, until=until
-    )  # fmt: skip
+    experiment, since = started.experiment, started.since
+    finished = run_experiment(experiment, folder, row.name, since, progress=progress, until=until)
     return started.loaded if finished else None
 
 

@@ -1,6 +1,7 @@
 """Run published rows at full size, and comparisons that decide claims; both resume from their folder."""
 
 import hashlib
+import itertools
 import json
 import os
 import statistics
@@ -127,8 +128,10 @@ def full_size_entries(
 ) -> list[dict[str, Any]]:
     """The numbers of a row at full size, over its seeds, for the ledger: one entry for each published number.
 
-    A run that is not finished counts as far as it got; `rounds` is then less than `of`.
+    A run that is not finished counts as far as it got; `rounds` is then less than `of`. Without a run there are none.
     """
+    if not folders:
+        return []
     loaded = load(row.recipe, context.registries, row.changes)
     shares, planned = row_shares(loaded), loaded.recipe.rounds
     runs = [list(read_rows(folder)) for folder in folders]
@@ -137,8 +140,9 @@ def full_size_entries(
     deviation = manifests[0].get("data_deviation", "")
     shared = {
         "rounds": min(done, planned), "of": planned, "seeds": [one["seed"] for one in manifests],
-        "seconds": round(sum(map(wall_seconds, folders)), 1), "command": command, "commit": start_commit(folders[0]),
-        "date": utc_now(), **({"deviation": deviation} if deviation else {}),
+        "seconds": round(sum(map(_row_seconds, folders)), 1), "command": command,
+        "commit": start_commit(wall_folder(folders[0])), "date": utc_now(),
+        **({"deviation": deviation} if deviation else {}),
     }  # fmt: skip
     entries = []
     for number, printed in row.numbers:
@@ -150,6 +154,11 @@ def full_size_entries(
     return entries
 
 
+def _row_seconds(folder: Path) -> float:
+    """The time a row took, with that of the run it starts from; of a run made without the clock, its own."""
+    return max(wall_seconds(wall_folder(folder)), float(read_manifest(folder).get("seconds", 0.0)))
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     """Of all seeds; None if one of them has no value."""
     known = [value for value in values if value is not None]
@@ -159,6 +168,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def seed_folder(home: Path, name: str, seed: int) -> Path:
     """The folder of a row at full size: that of the row itself for seed 0, which recipes have."""
     return home / (f"{name}+seed-{seed}" if seed else name)
+
+
+def wall_folder(folder: Path) -> Path:
+    """Where the wall time of a run is kept: beside it, as a run begins with no folder."""
+    return folder.parent / "wall" / folder.name
+
+
+def finished_seeds(home: Path, name: str) -> list[Path]:
+    """The folders of a row's finished runs, from seed 0 on; if there is none, that of seed 0 as far as it got."""
+    folders = (seed_folder(home, name, seed) for seed in itertools.count())
+    begun = list(itertools.takewhile(lambda folder: (folder / MANIFEST).is_file(), folders))
+    finished = itertools.takewhile(lambda folder: read_manifest(folder)["status"] == "finished", begun)
+    return list(finished) or [folder for folder in begun[:1] if list(read_rows(folder))]
 
 
 def start_comparison(
