@@ -28,9 +28,9 @@ class EFedSup(Method):
         a search space; or a list of choices for each setting of the model.
     budgets : a tier's budget as a share of the supernet's multiply-adds, by tier; by default the cost of the tier's own
         model.
-    aggregation : over whom a weight is averaged: "padding", as published (section 3.3: parts that were not updated are
-        filled with what was broadcast), over all devices of the round, so that weights few devices hold move little;
-        "holders", over the devices that trained it, as HeteroFL does, which learns faster where coverage is low.
+    aggregation : which devices a weight is averaged over: "padding", as published (section 3.3: parts that were not
+        updated are filled with what was broadcast), all devices of the round, so that weights few devices hold move
+        little; "holders", those that trained it, as in HeteroFL, which learns faster where coverage is low.
     """
 
     info = MethodInfo(paper="Kim & Yun, 2022", uploads="weights of the device's subnet, example count")
