@@ -19,6 +19,7 @@ SERVER = "server"  # whatever the server draws in a round; a second purpose foll
 PUBLIC_BATCH = "probe"  # server: its public examples of a round
 FEATURE_PAIRS = "pairs"  # server and device: which features FedIN exchanges
 SUBNET_OF_DEVICE = "architecture of "  # server: E-FedSup's subnet of a device, whose name follows
+SAMPLED_WINDOW = "sampled window"  # FedRolex: where the window of a tier begins in a round
 SERVER_ORDER = "server"  # server: the seed of its training, in FedGKT, FedGH and FedTGP
 SERVER_BATCHES = "server batches"  # their batches on the server
 SUBNET = "subnet"  # FedSup's and FjORD's subnet of a step

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.reporting.ledger import SECTION_END, SECTION_START
+from fedloom.reporting.ledger import FULL_SIZE_START, SECTION_END, SECTION_START
 from fedloom.runs.folder import read_manifest
 
 pytestmark = pytest.mark.slow
@@ -125,6 +125,77 @@ def test_reproduce_row_with_changes_has_its_own_folder(ledger, fedloom, tmp_path
     assert done.code == 0
     assert done.data["run"].startswith("runs/own_table1_short+")
     assert not (tmp_path / "runs/own_table1_short").exists()
+
+
+def test_reproduce_full_writes_rows_to_the_ledger(ledger, fedloom, tmp_path):
+    """One entry for each number, over its seeds; what is finished is not run again."""
+    done = fedloom("reproduce", "own_table1_short", "--full", "--seeds", "2", *ledger, "--quiet", "--format", "json")
+    assert done.code == 0 and done.data["unfinished"] == {}
+    first, second = json.loads((tmp_path / "docs" / "results.json").read_text())["full_size"]
+    assert (first["row"], first["paper"], first["published"]) == ("own_table1_short", "Own, Table 1", 90.5)
+    assert (first["rounds"], first["of"], first["seeds"], second["published"]) == (1, 1, [0, 1], None)
+    assert first["command"] == "fedloom reproduce own_table1_short --full --seeds 2"
+    assert first["measured"] == pytest.approx(sum(first["by_seed"]) / 2, abs=1e-3) and first["seconds"] > 0
+    assert first["last"] == first["measured"] and "commit" in first
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert FULL_SIZE_START in page and f"{first['measured'] - 90.5:+.2f}" in page
+    assert "`own_table1_short`: not analysed yet." in page
+    (tmp_path / "docs" / "analyses.toml").write_text('own_table1_short = "Too short."\n')
+    again = fedloom("reproduce", "own_table1_short", "--full", *ledger)
+    assert again.code == 0 and again.err == "" and "90.5" in again.out
+    assert "`own_table1_short`: Too short." in (tmp_path / "docs" / "results.md").read_text()
+    kept = json.loads((tmp_path / "docs" / "results.json").read_text())["full_size"]
+    assert [one["seeds"] for one in kept] == [[0, 1]] * 2  # no seed is lost
+
+
+def test_reproduce_full_out_of_time_is_open_and_resumes_to_the_same_bits(ledger, fedloom, tmp_path):
+    rows = tmp_path / "own/ledger/own.toml"
+    rows.write_text(rows.read_text().replace('short = ["rounds=1"]', 'short = ["rounds=3"]'))
+    row = ["reproduce", "own_table1_short", "--full", *ledger, "--quiet", "--format", "json"]
+    assert fedloom(*row, "--hours", "1e-9").data["unfinished"] == {"own_table1_short": 0}
+    assert fedloom(*row, "--hours", "1e-6").data["unfinished"] == {"own_table1_short": 1}
+    assert json.loads((tmp_path / "docs/results.json").read_text())["full_size"][0]["rounds"] == 1
+    assert "| 1 of 3 |" in (tmp_path / "docs/results.md").read_text()
+    rest = fedloom(*row)
+    assert rest.data["unfinished"] == {} and rest.data["full_size"][0]["rounds"] == 3
+    assert fedloom(*[one if one != "runs" else "whole" for one in row]).code == 0
+    one, other = (read_manifest(tmp_path / home / "own_table1_short") for home in ("runs", "whole"))
+    assert one["sha256"] == other["sha256"]
+
+
+def test_reproduce_all_with_hours_runs_what_fits(ledger, fedloom, tmp_path):
+    assert fedloom("reproduce", "--claim", "sooner", *ledger, "--quiet").code == 0
+    results = tmp_path / "docs/results.json"
+    content = json.loads(results.read_text())
+    content["claims"] = [{**one, "wall_seconds": 7200.0} for one in content["claims"] if one["claim"] == "sooner"]
+    results.write_text(json.dumps(content))  # the other claim of my.toml is open again, and known to take two hours
+    (tmp_path / "runs/claims").rename(tmp_path / "runs/before")
+    done = fedloom("reproduce", "--all", "--hours", "1", *ledger, "--quiet", "--format", "json")
+    assert [one["claim"] for one in done.data["claims"]] == ["elsewhere"]
+    assert list(done.data["left"]) == ["my.toml"] and done.data["left"]["my.toml"].startswith("takes 2")
+
+
+def test_reproduce_all_out_of_hours_is_resumed_by_the_next_call(ledger, fedloom, tmp_path):
+    none = fedloom("reproduce", "--all", "--hours", "1e-9", *ledger, "--quiet")
+    assert none.code == 0 and "no claim could be decided in this time" in none.out and "my.toml" in none.out
+    assert not (tmp_path / "docs").exists()
+    some = fedloom("reproduce", "--all", "--hours", "2e-5", *ledger, "--quiet", "--format", "json")
+    assert some.data["claims"] == [] and "goes on" in str(some.data["left"])
+    rest = fedloom("reproduce", "--all", "--hours", "1", *ledger, "--quiet", "--format", "json")
+    assert len(rest.data["claims"]) == 3 and "left" not in rest.data
+
+
+def test_reproduce_row_can_start_from_another_run(ledger, fedloom, tmp_path):
+    rows = tmp_path / "own/ledger/own.toml"
+    text = rows.read_text().replace("short = [", 'late = ["rounds=2"]\nshort = [', 1)
+    rows.write_text(
+        text.replace('rows = { "short" = [90.5', 'starts = { late = ["rounds=1"] }\nrows = { "late" = [90.5')
+    )
+    done = fedloom("reproduce", "own_table1_late", *ledger, "--quiet", "--format", "json")
+    assert done.code == 0
+    assert read_manifest(tmp_path / "runs/own_table1_late_start")["status"] == "finished"
+    recipe = (tmp_path / "runs/own_table1_late/recipe.toml").read_text()
+    assert "runs/own_table1_late_start" in recipe and "rounds = 2" in recipe
 
 
 def test_reproduce_row_of_costs_needs_no_run(ledger, fedloom, tmp_path):
@@ -288,6 +359,10 @@ def test_reproduce_claim_missing_metric_is_an_error(ledger, fedloom, tmp_path):
         ([], "ARGUMENTS"),
         (["own_table1_short", "--all"], "ARGUMENTS"),
         (["own_table1_shirt"], "ROW_NAME"),
+        (["--claim", "sooner", "--full"], "ARGUMENTS"),
+        (["own_table1_short", "--seeds", "2"], "ARGUMENTS"),
+        (["own_table1_short", "--hours", "1"], "ARGUMENTS"),
+        (["own_table2_short", "--full"], "ARGUMENTS"),
         (["--claim", "soon"], "CLAIM_NAME"),
     ],
 )

@@ -79,6 +79,11 @@ def test_draw_plan_epochs_are_shuffled_anew(count: int, seed: int) -> None:
     assert made.rows[:count].tolist() != rows_of(count).tolist()
 
 
+def test_draw_plan_without_shuffle_visits_examples_in_order() -> None:
+    made = plan(rows_of(5), Schedule(2, 3, shuffle=False))
+    assert made.rows.tolist() == [10, 11, 12, 13, 14] * 3
+
+
 def test_draw_plan_same_generator_gives_the_same_plan() -> None:
     flips = Preparation(flip=True, crop_padding=1)
     first, again, other = (plan(rows_of(9), Schedule(4, 2), seed, flips) for seed in (1, 1, 2))

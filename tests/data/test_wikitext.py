@@ -62,6 +62,17 @@ def test_wikitext2_published_adds_unused_id(tmp_path):
     assert data.preparation.mask_token == len(WORDS) + 1
 
 
+def test_wikitext2_test_order_columns_groups_one_window_of_each_row(tmp_path):
+    """A batch of as many windows as there are rows is a column of the text, as in HeteroFL's code; masks stay."""
+    write(tmp_path, test="a b c d e f g h \n" * 20)
+    plain, columns = (read(tmp_path, test_rows=4, test_order=order) for order in ("rows", "columns"))
+    per_row = len(plain.test.y) // 4
+    for number, (x, y) in enumerate(zip(columns.test.x, columns.test.y, strict=True)):
+        there = (number % 4) * per_row + number // 4
+        assert torch.equal(x, plain.test.x[there]) and torch.equal(y, plain.test.y[there])
+    assert columns.groups[1][:5].tolist() == [2, 3, 4, 5, 2]
+
+
 def test_wikitext2_rare_words_become_unknown(tmp_path):
     data = read(write(tmp_path), most_words=4)
     assert data.vocabulary == ("<eos>", "=", "a", "<unk>", "<mask>")  # as often as "bee" and "is", but earlier

@@ -67,15 +67,20 @@ def test_fedsup_gradients_are_summed_then_clipped_once(
 def test_efedsup_missing_weights_are_filled_with_broadcast(scripted: Callable[..., Any]) -> None:
     """The large device samples the whole supernet, the small one its half."""
     made: dict[str, list[float]] = {}
-    for method in (EFedSup(), HeteroFL(only_seen_rows=False)):
+    methods = {
+        "padding": EFedSup(),
+        "holders": EFedSup(aggregation="holders"),
+        "heterofl": HeteroFL(only_seen_rows=False),
+    }
+    for name, method in methods.items():
         for seed in range(20):
             fleet = Fleet(make_nested_tiers([("full", line(2)), ("half", line(1))]), (0.5, 0.5), 2, seed)
             engine = scripted(answer_by_size)
             context = RoundContext(1, fleet.devices(1), fleet, engine)
             weights = method.round({"weights": {"weight": torch.zeros(2)}}, context)["weights"]["weight"]
             if [device.model for device in engine.asked[0][1]] == [line(2), line(1)]:
-                made[type(method).__name__] = weights.tolist()
-    assert made == {"EFedSup": [4.0, 2.0], "HeteroFL": [4.0, 4.0]}
+                made[name] = weights.tolist()
+    assert made == {"padding": [4.0, 2.0], "holders": [4.0, 4.0], "heterofl": [4.0, 4.0]}
 
 
 def answer_by_size(device: Device, inbox: Parcel) -> Reply:

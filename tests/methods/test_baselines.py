@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.fleet import DeviceModel
+from fedloom.fleet import DeviceModel, ServerModel
 from fedloom.methods import fleet_problem
 from fedloom.methods.centralized import Centralized
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.lgfedavg import LGFedAvg
 from fedloom.methods.standalone import Standalone
 
 
@@ -80,6 +81,39 @@ def test_standalone_devices_are_independent(world: Callable[..., Any], parcels_e
 
 def test_standalone_evaluation_runs_on_devices() -> None:
     assert isinstance(Standalone().eval_targets({})["personal"], DeviceModel)
+    assert "report_paper" not in Standalone().eval_targets({})
+
+
+def mean_of_states(sim: Any, engine: Any, tier: str) -> dict[str, torch.Tensor]:
+    kept = [engine.client_states.read(one)["weights"] for one in sim.fleet.devices(1) if one.tier == tier]
+    return {name: torch.stack([one[name] for one in kept]).double().mean(0) for name in kept[0]}
+
+
+@pytest.mark.parametrize("method", [Standalone(report=True), LGFedAvg(report=True)], ids=repr)
+def test_report_evaluates_mean_of_all_devices_models(method: Any, world: Callable[..., Any]) -> None:
+    """LG-FedAvg's code calls it Global. Devices that never took part count with what they started from."""
+    sim = world(widths=(1.0, 0.5), sizes=(8, 5, 9, 12))
+    engine = sim.engine(method)
+    server = sim.play(method, engine, rounds=2, participation=0.5)
+    target = method.eval_targets(server)["report_paper"]
+    assert isinstance(target, ServerModel)
+    for tier in sim.fleet.tiers:
+        made, kept = target.weights(tier), mean_of_states(sim, engine, tier.name)
+        assert made.keys() == tier.model.shapes().keys()
+        for name, weight in made.items():
+            wanted = kept[name] if name in kept else tier.footprint.only(name).read(server["weights"])[name]
+            assert torch.allclose(weight.double(), wanted.double(), atol=1e-7), name
+
+
+@pytest.mark.parametrize("method", [Standalone(), LGFedAvg()], ids=repr)
+def test_report_changes_no_model(method: Any, world: Callable[..., Any], parcels_equal: Callable[..., bool]) -> None:
+    sim, kept = world(sizes=(8, 5, 9)), []
+    for one in (method, replace(method, report=True)):
+        engine = sim.engine(one)
+        sim.play(one, engine, rounds=2, participation=0.7)
+        kept.append(engine.client_states.committed)
+    assert kept[0].keys() == kept[1].keys()
+    assert all(parcels_equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
 @pytest.mark.parametrize(("share", "rows"), [(1.0, 20), (0.5, 9), (0.25, 4)])

@@ -55,6 +55,21 @@ def test_fedrolex_device_gets_units_of_its_window(scripted: Callable[..., Any]) 
             assert torch.allclose(device.model(own, x[None], StepSeeds((0,))).logits[0], hidden, atol=1e-12)
 
 
+def test_fedrolex_random_window_is_drawn_by_tier_and_round(scripted: Callable[..., Any]) -> None:
+    """A window as any other, at a place that seed, round and tier decide; all places occur."""
+    fleet, method = fleet_of(6), FedRolex(window="random")
+    server = {"weights": {name: torch.randn(shape) for name, shape in fleet.global_model.shapes().items()}}
+    starts: dict[str, set[int]] = {tier: set() for tier in SIDES}
+    for number in range(1, 61):
+        found: dict[str, set[int]] = {tier: set() for tier in SIDES}
+        for device, inbox in asked(method, fleet, server, number, scripted).items():
+            first = inbox["weights"]["2.bias"][0]
+            found[device.tier].add(int((server["weights"]["2.bias"] == first).nonzero()[0]))
+        assert all(len(places) == 1 for places in found.values())
+        starts = {tier: starts[tier] | places for tier, places in found.items()}
+    assert starts == {"large": {0}, "middle": set(range(6)), "small": set(range(6))}
+
+
 def test_fedrolex_windows_cover_weights_equally(scripted: Callable[..., Any]) -> None:
     """Over a full cycle of twelve rounds: layers of four and of six units."""
     fleet = fleet_of(3)

@@ -172,6 +172,38 @@ def test_efedsup_entries_in_no_subnet_are_unchanged(
     assert moved > 0.7 * inside
 
 
+def test_efedsup_holders_average_only_what_they_trained(supernet: Any, meddling: Callable[..., Any]) -> None:
+    """Compared with a loop over devices; entries that no device trained keep their value."""
+    method = EFedSup(aggregation="holders")
+    engine, start = meddling(supernet.engine(method), list), method.start(supernet.fleet, 0)
+    made = method.round(start, supernet.context(engine))["weights"]
+    for name, old in start["weights"].items():
+        total, examples = (torch.zeros(old.shape, dtype=torch.float64) for _ in range(2))
+        for reply in engine.delivered:
+            if name in reply.upload["weights"]:
+                held = covered(reply.device, start["weights"])[name]
+                total[held] += reply.upload["weights"][name].flatten().double() * reply.examples
+                examples[held] += reply.examples
+        wanted = torch.where(examples > 0, total / examples.clamp_min(1), old.double())
+        assert torch.allclose(made[name].double(), wanted, rtol=0, atol=1e-7)
+
+
+def test_fedsup_without_sandwich_untouched_weights_keep_decaying(
+    world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """Their gradient is zero, and the optimizer goes on: one step of rate 0.1 and decay 0.5 takes a twentieth off."""
+    sim = world(sizes=(6,), schedule=Schedule(100), optimizer=Sgd(0.1, weight_decay=0.5), hidden=(4, 6))
+    method = FedSup({"width": (0.5,)}, subnets=1, sandwich=False)
+    engine, start = meddling(sim.engine(method), list), method.start(sim.fleet, 0)["weights"]
+    method.round({"weights": start}, sim.context(engine))
+    (reply,) = engine.delivered
+    inside = covered(replace(reply.device, model=sim.fleet.global_model.with_settings(width=0.5)), start)
+    for name, weight in reply.upload["weights"].items():
+        outside = ~inside[name]
+        assert torch.allclose(weight[outside], 0.95 * start[name][outside], atol=1e-7)
+        assert not torch.equal(weight[inside[name]], 0.95 * start[name][inside[name]])
+
+
 def test_efedsup_missing_weights_are_filled_with_broadcast(supernet: Any, meddling: Callable[..., Any]) -> None:
     """Compared with a loop over devices: the old model with the device's part in it, weighted by examples."""
     method = EFedSup()

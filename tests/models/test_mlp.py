@@ -29,6 +29,13 @@ def test_mlp_forward_matches_paper(shape: tuple[int, ...], block_weights: Callab
     assert net.fallback_reasons() == ()
 
 
+def test_mlp_with_softmax_ends_in_probabilities(block_weights: Callable[..., dict[str, Tensor]]) -> None:
+    """As LG-FedAvg's code has it; its loss applies another softmax."""
+    plain, squashed = (build_model("mlp", MODELS["mlp"], {"hidden": (5,), "softmax": on}, (6,), 3) for on in (0, 1))
+    weights, x = block_weights(plain, 2), torch.randn(2, 4, 6, dtype=torch.float64)
+    assert torch.allclose(squashed(weights, x).logits, plain(weights, x).logits.softmax(-1), atol=1e-12)
+
+
 def test_mlp_without_hidden_layers_is_linear(block_weights: Callable[..., dict[str, Tensor]]) -> None:
     net = net_of((2, 3), hidden=())
     assert {name: tuple(shape) for name, shape in net.shapes().items()} == {

@@ -102,6 +102,15 @@ def test_transformer_layer_matches_torch(block_weights: Weights) -> None:
     assert torch.allclose(layer(x), own(x), atol=1e-10)
 
 
+def test_transformer_identical_layers_start_alike() -> None:
+    """As in HeteroFL's code, which copies the first layer; they are separate weights all the same."""
+    for identical in (False, True):
+        weights = net_of(layers=3, identical_layers=identical).initial_weights(0)
+        name = "attention.query.weight"
+        others = [torch.equal(weights[f"layers.0.{name}"], weights[f"layers.{number}.{name}"]) for number in (1, 2)]
+        assert others == [identical] * 2
+
+
 def test_transformer_slice_keeps_part_of_every_head() -> None:
     """Eight rows of two stacked heads: half of each head is rows 0, 1, 4 and 5."""
     wide, narrow = net_of(), net_of(width=0.5)

@@ -37,13 +37,13 @@ def test_load_minimal_recipe_has_defaults():
         "model": {"family": "convnet"},
         "tiers": ({"name": "all", "share": 1.0},),
         "training": {
-            "epochs": 1, "batch_size": 10, "last_batch": "keep", "optimizer": {"kind": "sgd"},
+            "epochs": 1, "batch_size": 10, "last_batch": "keep", "shuffle": True, "optimizer": {"kind": "sgd"},
             "lr_schedule": {"kind": "constant"},
         },
         "method": {"name": "fedavg"},
         "evaluation": {
-            "every": 1, "tests": ("global", "local"), "per_device": "last", "batch_size": 500, "statistics": {},
-            "candidates": (),
+            "every": 1, "dense_last": 0.0, "tests": ("global", "local"), "per_device": "last", "batch_size": 500,
+            "statistics": {}, "candidates": (),
         },
         "engine": {
             "kind": "in_process", "device": "cpu", "devices": (), "precision": "float32", "compile": False,
@@ -254,7 +254,7 @@ def test_document_compare_section_is_left_out(document):
         ({"arms": {"other": ["=3"]}}, ("compare", "arms", "other", 0), "not of the form key=value"),
         ({"arms": {"other": []}}, ("compare", "arms", "other"), "needs at least 1"),
         ({"arms": {"a/b": ["rounds=2"]}}, ("compare", "arms"), "must consist of letters"),
-        ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "the recipe itself has that name"),
+        ({"arms": {"heterofl": ["rounds=2"]}}, ("compare",), "name this one by what it changes"),
         ({"basline": "other"}, ("compare", "basline"), "there is no key"),
         ({"margin": -1.0}, ("compare", "margin"), "margin must be >= 0"),
     ],

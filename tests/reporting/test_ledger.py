@@ -12,8 +12,10 @@ from fedloom.reporting.ledger import (
     measured_text,
     read_ledger,
     update_claim_texts,
+    update_full_size,
     update_ledger,
     write_claims_section,
+    write_full_size_section,
 )
 from fedloom.reporting.targets import Amount
 
@@ -36,6 +38,53 @@ def test_update_ledger_keeps_other_entries(tmp_path: Path) -> None:
     assert [(one["claim"], one["verdict"]) for one in said["claims"]] == [("a", "within noise"), ("b", "does not hold")]
     assert said["comparisons"] == {"one.toml": {"torch": "2"}, "two.toml": {"torch": "3"}}
     assert json.loads(path.read_text())["schema_version"] == 1
+
+
+def test_update_ledger_keeps_earlier_verdicts_of_other_runs(tmp_path: Path) -> None:
+    """The same runs again are no news; a longer comparison is, and its predecessor stays visible."""
+    path, old = tmp_path / "results.json", entry("a", "within noise")
+    longer = {**entry("a"), "recipe": "reduced/two.toml", "measured": {**old["measured"], "text": "x 2.00; y 1.00"}}
+    for one in (old, old, longer, longer):
+        update_ledger(path, [one], {}, ["a"])
+    (made,) = read_ledger(path)["claims"]
+    earlier = {"verdict": "within noise", "recipe": "reduced/one.toml", "commit": None}
+    assert made["verdict"] == "holds"
+    assert made["earlier"] == [{**earlier, "measured": old["measured"]["text"]}]
+    write_claims_section(tmp_path / "results.md", [made], 0, {})
+    assert "`a` was before: within noise (`reduced/one.toml`: x 1.00" in (tmp_path / "results.md").read_text()
+
+
+def full_size(row: str, published: float | None, measured: float | None, rounds: int = 200) -> dict[str, Any]:
+    return {
+        "row": row, "paper": "P, Table 1", "what": "accuracy", "published": published, "measured": measured,
+        "last": measured, "rounds": rounds, "of": 200, "seeds": [0, 1], "seconds": 1800.0, "commit": None,
+    }  # fmt: skip
+
+
+def test_update_full_size_merges_by_row_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    update_ledger(path, [entry("a")], {"one.toml": {}}, ["a"])
+    update_full_size(path, [full_size("b", 98.66, 98.0), full_size("b", 98.66, 98.0) | {"what": "loss"}], ["a", "b"])
+    rows = update_full_size(path, [full_size("a", 99.0, 98.9), full_size("b", 98.66, 98.63)], ["a", "b"])
+    assert [(one["row"], one["what"], one["measured"]) for one in rows] == [
+        ("a", "accuracy", 98.9),
+        ("b", "accuracy", 98.63),
+        ("b", "loss", 98.0),
+    ]
+    update_ledger(path, [entry("c")], {}, ["a", "c"])
+    assert read_ledger(path)["full_size"] == rows and len(read_ledger(path)["claims"]) == 2
+
+
+def test_write_full_size_section_has_differences_and_analyses(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    rows = [full_size("e", 98.66, 98.63), full_size("d", 99.0, 97.0), full_size("c", 99.0, 50.0, rounds=9)]
+    for _ in range(2):
+        write_full_size_section(page, [*rows, full_size("b", None, 98.0)], {"d": "because of this"})
+    text = page.read_text(encoding="utf-8")
+    assert "4 rows; of 2 published numbers whose runs are finished, 1 are within 0.5" in text
+    assert "| 98.66 | 98.63 | -0.03 | 98.63 | 200 | 0, 1 | 0.50 | - |" in text
+    assert "| 9 of 200 |" in text and "| - | 98.00 | - |" in text
+    assert text.count("`d`: because of this") == 1 and "`e`: not" not in text and "`c`: not" not in text
 
 
 def test_update_ledger_keeps_claims_that_are_no_longer_listed(tmp_path: Path) -> None:
@@ -61,7 +110,7 @@ def test_write_claims_section_changes_only_text_between_marks(tmp_path: Path) ->
     row = (
         "| `a`: a \\| said. | P | 2 against 1 | `reduced/one.toml` | x 1.00 [0.50–2.00]; y 0.00 | 5 of 5 | **holds** |"
     )
-    assert row + " 1.5 | - |" in text
+    assert row + " not measured | 1.5 | - |" in text
     assert "`b` (does not hold): because of this" in text
 
 
@@ -77,7 +126,11 @@ def test_update_claim_texts_keeps_numbers(tmp_path: Path) -> None:
     update_ledger(path, [entry("a"), entry("gone")], {"one.toml": {"torch": "1"}}, ["a", "gone"])
     reworded = update_claim_texts(path, {"a": {"statement": "Better said."}, "new": {"statement": "Not decided."}})
     assert reworded == [{**entry("a"), "statement": "Better said."}, entry("gone")]
-    assert read_ledger(path) == {"schema_version": 1, "claims": reworded, "comparisons": {"one.toml": {"torch": "1"}}}
+    assert json.loads(path.read_text()) == {
+        "schema_version": 1,
+        "claims": reworded,
+        "comparisons": {"one.toml": {"torch": "1"}},
+    }
     assert update_claim_texts(tmp_path / "none.json", {}) == []
     assert not (tmp_path / "none.json").exists()
 

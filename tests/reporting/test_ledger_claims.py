@@ -13,9 +13,11 @@ from fedloom.reporting.ledger import (
     NotMeasuredError,
     amount_ratio,
     baseline_target,
+    change_in_last_fifth,
     claim_record,
     decide,
     evaluate_claim,
+    flatness,
     side_amounts,
 )
 from fedloom.reporting.targets import Amount, amount_difference
@@ -145,6 +147,35 @@ def test_baseline_target_of_perplexity_is_reached_from_above() -> None:
     aims = baseline_target(ClaimSide("base", "a"), terms, 1.0, evidence)
     assert aims == {"a": 31.0}
     assert side_amounts(ClaimSide("x", "a"), replace(terms, targets=aims), evidence) == [Amount(2)]
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        ({at: 2.0 * at for at in range(1, 101)}, 40.0),  # two points a round, for twenty rounds
+        (dict.fromkeys(range(5, 101, 5), 50.0), 0.0),
+        ({at: min(at, 80) + 0.0 for at in range(1, 101)}, 0.0),  # flat where it counts
+        ({100: 50.0}, None),
+        ({50: 1.0, 90: 2.0, 100: 3.0}, None),  # two points are no line
+        ({}, None),
+    ],
+)
+def test_change_in_last_fifth_is_slope_times_length(values: dict[int, float], change: float | None) -> None:
+    found = change_in_last_fifth(values)
+    assert found == (None if change is None else pytest.approx(change, abs=1e-9))
+
+
+@pytest.mark.parametrize(("slope", "converged"), [(0.0, True), (0.04, True), (0.06, False)])
+def test_flatness_of_claim_needs_all_arms_to_be_flat(slope: float, converged: bool) -> None:
+    curves = {"a": slope, "b": 0.0}
+    runs = {
+        arm: [[Row(at, "server", "t", "", "global", "accuracy", 50 + each * at) for at in range(2, 101, 2)]]
+        for arm, each in curves.items()
+    }
+    evidence = Evidence(runs, {arm: {"t": 1.0} for arm in runs})
+    flat = flatness((ClaimSide("a"), ClaimSide("b")), ClaimTerms("last", "more"), evidence)
+    assert flat["converged"] is converged
+    assert flat["changes"] == {"a": pytest.approx(20 * slope), "b": pytest.approx(0)}
 
 
 def test_claim_record_has_no_infinite_numbers() -> None:

@@ -21,7 +21,7 @@ from fedloom.runs.build import assemble
 from fedloom.runs.checkpoint import FILES, KEPT, Checkpoint, CheckpointPolicy, Checkpoints
 from fedloom.runs.folder import read_manifest
 from fedloom.runs.recorder import record_rounds
-from fedloom.runs.resume import find_newest_run, list_changes, reopen_run, verify
+from fedloom.runs.resume import ADDED_KEYS, find_newest_run, list_changes, reopen_run, verify
 from fedloom.tensors import Parcel, Tensors
 from tests.chaos import recipe
 from tests.pickles import pickles_heard
@@ -249,6 +249,16 @@ class TestRuns:
             reopen_run(interrupted, Registries(), interrupted, 1)
         assert refused.value.issues[0].code == "RECIPE_CHANGED"
         assert "training.batch_size was 6, is 3" in str(refused.value)
+
+    def test_reopen_run_of_release_without_a_key_is_resumed(self, interrupted: Path) -> None:
+        manifest = interrupted / "checkpoints" / "000005.json"
+        content = json.loads(manifest.read_text())
+        content.pop("sha256")
+        for section, keys in ADDED_KEYS.items():
+            for key in keys if section != "engine" else ():  # kernels may have been chosen
+                del content["about"]["recipe"][section][key]
+        manifest.write_text(json.dumps({**content, "sha256": checkpoint._digest(content)}))
+        assert reopen_run(interrupted, Registries(), interrupted, 1)[1].number == 5
 
     def test_reopen_run_other_data_is_refused(self, interrupted: Path) -> None:
         manifest = interrupted / "checkpoints" / "000005.json"

@@ -70,6 +70,14 @@ def test_run_other_seed_gives_other_result(run):
         assert manifest(first)[key] != manifest(second)[key]
 
 
+@pytest.mark.parametrize(
+    ("share", "rounds"), [(0.0, [4, 8, 10]), (0.2, [4, 8, 9, 10]), (0.35, [4, 7, 8, 9, 10]), (1.0, list(range(1, 11)))]
+)
+def test_run_dense_last_evaluates_every_round_at_the_end(share, rounds, run):
+    done = run(rounds=10, evaluation={"every": 4, "dense_last": share, "tests": ["global"]})
+    assert [number for number, tier, _ in select_rows(done, metric="accuracy") if tier == "large"] == rounds
+
+
 def test_run_leaves_global_random_state_unchanged(run):
     torch.manual_seed(3)
     wanted = torch.rand(4)

@@ -1,5 +1,6 @@
 """The lists of published rows and claims are complete, well formed, and every row can be built."""
 
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_claim_list_is_complete() -> None:
     by_paper = Counter(claim.paper for claim in CLAIMS.claims)
     assert CLAIMS.seeds == 5
     assert by_paper == {
-        "FedHeN": 17, "HeteroFL": 15, "FedSup": 21, "FedHeNN": 13, "FedIN": 8, "SCAFFOLD": 1, "FedDyn": 1,
+        "FedHeN": 17, "HeteroFL": 20, "FedSup": 24, "FedHeNN": 16, "FedIN": 11, "SCAFFOLD": 1, "FedDyn": 1,
         "FedProto": 1, "FML": 1, "FedGH": 1, "FedTGP": 2, "DepthFL": 12, "ScaleFL": 3, "FIARSE": 4, "InclusiveFL": 2,
     }  # fmt: skip
 
@@ -127,9 +128,10 @@ def test_claim_sides_are_in_its_recipe(claim: Claim) -> None:
     assert tuned == (claim.metric != "accuracy")
     assert not tuned or recipe.evaluation.fine_tune
     assert recipe.rounds % recipe.evaluation.every == 0
-    assert (recipe.evaluation.every == recipe.rounds) == (
-        claim.measure in ("last", "seconds")
-    ) or "fedhen" in claim.recipe
+    assert recipe.evaluation.every < recipe.rounds or claim.measure in ("last", "seconds")
+    evaluated = {at for at in range(1, recipe.rounds + 1) if at % recipe.evaluation.every == 0}
+    evaluated |= set(range(math.floor(recipe.rounds * (1 - recipe.evaluation.dense_last)) + 1, recipe.rounds + 1))
+    assert sum(at >= 0.8 * recipe.rounds for at in evaluated) >= 3  # enough for the flatness of the last fifth
 
 
 def test_ledger_has_only_listed_claims_and_existing_recipes() -> None:
@@ -180,6 +182,20 @@ def test_measure_number_selects_round(number: PublishedNumber, value: float | No
     assert measure_number(number, ROUNDS, {"a": 0.5, "b": 0.5}) == value
 
 
+def test_measure_number_best_of_each_device_is_mean_of_their_bests() -> None:
+    by_device = {"0": (90, 70, 80), "1": (10, 30, 20)}
+    rows = [
+        Row(number, candidate, "a", device, "local", "accuracy", value + 5 * (candidate == "server"))
+        for candidate in ("personal", "server")
+        for device, values in by_device.items()
+        for number, value in enumerate(values, 1)
+    ]
+    shown = [Row(3, "personal", "a", "", "local", "accuracy", 50.0), *rows]
+    number = PublishedNumber(candidate="personal", test="local", selection="best of each device")
+    assert measure_number(number, shown, {"a": 1.0}) == 60
+    assert measure_number(number, shown[:1], {"a": 1.0}) is None
+
+
 def test_measure_number_best_perplexity_is_lowest() -> None:
     rows = [
         Row(number, "server", "a", "", "global", "perplexity", value)
@@ -215,6 +231,32 @@ def test_read_published_with_mistake_is_refused(rows: str, problem: str, tmp_pat
     (tmp_path / "ledger" / "p.toml").write_text(PAPER + rows)
     with pytest.raises(RecipeError, match=re.escape(problem)):
         read_published(tmp_path)
+
+
+def test_read_published_starts_are_runs_of_the_other_words(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "p.toml").write_text(
+        PAPER
+        + 'choices = { late = ["rounds=9"] }\nstarts = { late = ["rounds=4"] }\n'
+        + 'rows = { "a" = [1], "a late" = [2] }'
+    )
+    plain, late = read_published(tmp_path).values()
+    assert plain.start is None and late.start is not None
+    assert late.changes == (*plain.changes, "rounds=9")
+    assert (late.start.name, late.start.changes) == ("p_a_late_start", (*plain.changes, "rounds=4"))
+
+
+def test_heterofl_quoted_baselines_are_as_in_their_code() -> None:
+    """LG-FedAvg's code: rates, rounds, the starting model, Global as the mean of all devices' weights."""
+    for name, rounds, start in (("iid_lgfedavg", 200, 400), ("noniid_two-labels_lgfedavg", 500, 400)):
+        row = ROWS[f"heterofl_table1_{name}"]
+        recipe, before = (load(one.recipe, Registries(), one.changes).recipe for one in (row, row.start or row))
+        assert (recipe.rounds, recipe.training.optimizer["lr"]) == (rounds, 0.05)
+        assert recipe.document()["model"]["softmax"]
+        assert (before.rounds, before.method.name, before.training.optimizer["lr"]) == (start, "fedavg", 0.1)
+    for name in ("table1_iid", "table1_noniid_two-labels", "table2_iid", "table2_noniid_two-labels"):
+        for method in ("standalone", "lgfedavg"):
+            assert ROWS[f"heterofl_{name}_{method}"].numbers[-1][0].candidate == "report_paper"
 
 
 def test_read_published_levels_become_tiers(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,18 +39,26 @@ def run_experiment(
     since: "Checkpoint | None" = None,
     trackers: "Trackers | None" = None,
     progress: Progress = None,
-) -> None:
-    """Run an experiment into its folder, from the checkpoint if there is one, and show its progress."""
+    until: float | None = None,
+) -> bool:
+    """Run an experiment into its folder, from the checkpoint if there is one, and show its progress.
+
+    `until`: by the monotonic clock, when to stop after the round in progress; False if it stopped, to be resumed.
+    """
     from ..runs.privacy import summarize_privacy
     from ..runs.recorder import record_rounds
     from ..runs.trackers import NONE
 
-    with explain_interrupt(folder), display({name: experiment.loaded.recipe.rounds}, progress) as show:
-        for result in record_rounds(experiment, folder, since, trackers or NONE):
+    steps = closing(record_rounds(experiment, folder, since, trackers or NONE))
+    with explain_interrupt(folder), display({name: experiment.loaded.recipe.rounds}, progress) as show, steps as rounds:
+        for result in rounds:
             show(name, result)
+            if until is not None and time.monotonic() >= until and result.number < result.of:
+                return False
     privacy = summarize_privacy(experiment.loaded.recipe)
     if privacy:
         logger.info("%s  %s", name, privacy)
+    return True
 
 
 @contextmanager
@@ -81,16 +89,18 @@ class RunGroup(Protocol):
         """Number of rounds of each unfinished run, by its name."""
         ...
 
-    def rounds(self) -> "Iterator[tuple[str, RoundResult]]":
+    def rounds(self) -> "Generator[tuple[str, RoundResult], None, None]":
         """Run them; yields a run's name and result after each of its rounds."""
         ...
 
 
-def run_group(runs: RunGroup, progress: Progress = None) -> None:
-    """Run them all and show their progress."""
-    with display(runs.round_counts(), progress) as show:
-        for name, result in runs.rounds():
+def run_group(runs: RunGroup, progress: Progress = None, until: float | None = None) -> None:
+    """Run them all and show their progress; `until`: when to stop, by the monotonic clock, what is then unfinished."""
+    with display(runs.round_counts(), progress) as show, closing(runs.rounds()) as rounds:
+        for name, result in rounds:
             show(name, result)
+            if until is not None and time.monotonic() >= until and result.number < result.of:
+                return
 
 
 @contextmanager

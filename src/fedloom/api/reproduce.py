@@ -1,10 +1,13 @@
 """Published results, run again: one row of a paper's table at full size, or claims in minutes."""
 
+import json
 import logging
+import math
 import shlex
+import time
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,15 @@ from ..recipe.load import LoadedRecipe, load
 from ..recipe.paths import resolve_data_folder
 from ..recipe.registries import Registries
 from ..registry import suggest
-from ..reporting.ledger import read_ledger, update_claim_texts, update_ledger, write_claims_section
+from ..reporting.ledger import (
+    full_size_gap,
+    read_ledger,
+    update_claim_texts,
+    update_full_size,
+    update_ledger,
+    write_claims_section,
+    write_full_size_section,
+)
 from ..results import Record, Result
 from ..runs.folder import read_manifest
 from ..studies.published import Claim, ClaimList, PublishedRow, read_claims, read_published
@@ -26,19 +37,24 @@ from ..studies.reproduce import (
     check_arms,
     collect_manifests,
     current_commit,
+    finished_seeds,
+    full_size_entries,
     is_finished,
     ledger_entry,
     read_evidence,
     record_wall_time,
     row_folder,
     row_numbers,
+    seed_folder,
     start_comparison,
     start_row,
+    wall_folder,
+    wall_seconds,
 )
-from ..wording import pluralize
+from ..wording import format_seconds, pluralize
 from .progress import Progress, run_experiment, run_group
 
-__all__ = ["ClaimsResult", "RowResult", "TableResult", "reproduce"]
+__all__ = ["ClaimsResult", "FullSizeResult", "RowResult", "TableResult", "reproduce"]
 logger = logging.getLogger(__name__)
 
 
@@ -112,14 +128,18 @@ class ClaimsResult(Result):
     ----------
     claims : entries of the ledger, with `claim`, `published`, `measured`, `seeds` and `verdict`.
     failed : recipes that could not be run, with the reason.
+    left : recipes for which the hours were too short, with the reason.
     """
 
     claims: tuple[Record, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        return "verdicts on published claims" if self.claims else "every claim has been decided"
+        if self.claims or not self.left:
+            return "verdicts on published claims" if self.claims else "every claim has been decided"
+        return "no claim could be decided in this time"
 
     def records(self) -> list[Record]:
         return [
@@ -128,7 +148,32 @@ class ClaimsResult(Result):
         ]
 
     def content(self) -> dict[str, Any]:
-        return {"claims": list(self.claims), "failed": self.failed}
+        return {"claims": list(self.claims), "failed": self.failed, **({"left": self.left} if self.left else {})}
+
+
+@dataclass(frozen=True, repr=False)
+class FullSizeResult(Result):
+    """Rows of papers' tables at full size, as they are in the ledger.
+
+    Parameters
+    ----------
+    rows : one for each published number, with `row`, `what`, `published`, `measured`, `last`, `rounds` and `seeds`.
+    unfinished : the rows for which the time was too short, with the rounds that they have.
+    """
+
+    rows: tuple[Record, ...] = ()
+    unfinished: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{pluralize(len({one['row'] for one in self.rows}), 'row')} at full size"
+
+    def records(self) -> list[Record]:
+        keys = ("row", "what", "published", "measured", "last", "rounds")
+        return [{**{key: one[key] for key in keys}, "difference": full_size_gap(one)} for one in self.rows]
+
+    def content(self) -> dict[str, Any]:
+        return {"full_size": list(self.rows), "unfinished": self.unfinished}
 
 
 def _agreeing(entry: Record) -> Record:
@@ -140,6 +185,9 @@ def reproduce(
     *,
     claim: str | None = None,
     everything: bool = False,
+    full: bool = False,
+    seeds: int = 1,
+    hours: float | None = None,
     recipes: str | Path = "recipes",
     runs: str | Path = "runs/reproduce",
     results: str | Path = "docs/results.json",
@@ -148,7 +196,7 @@ def reproduce(
     workers: int = 1,
     progress: Progress = None,
     registries: Registries | None = None,
-) -> RowResult | TableResult | ClaimsResult:
+) -> RowResult | TableResult | FullSizeResult | ClaimsResult:
     """Run one row of a paper's table or all of them, or decide claims over five seeds.
 
     Parameters
@@ -156,6 +204,10 @@ def reproduce(
     name : a row or a curve; or a table, whose rows are run one after the other.
     claim : or a claim; those that its runs decide too are decided with it.
     everything : or all claims that are not decided yet.
+    full : whether the rows are written to the ledger, each over `seeds` seeds; what is there is resumed.
+    seeds : of a row with `full`: 0, 1 and so on.
+    hours : with `full` or `everything`: how long to run. Comparisons that are known to take longer are left out, the
+        shortest come first; what is unfinished then is resumed by the next call.
     recipes : the folder of recipes, rows and claims.
     runs : where runs are kept and resumed.
     results : the ledger, next to its page.
@@ -164,21 +216,38 @@ def reproduce(
 
     Returns
     -------
-    RowResult, TableResult or ClaimsResult
+    RowResult, TableResult, FullSizeResult or ClaimsResult
     """
     if sum((name is not None, claim is not None, everything)) != 1:
         raise RecipeError([RecipeIssue((), "ARGUMENTS", "name a row, or a claim, or ask for everything")], "reproduce")
+    _check_full_size(name, everything, full, seeds, hours)
     keep_freed_memory()
     context = ReproduceContext(registries or Registries(), resolve_data_folder(data_dir), workers, attach_engine)
+    until = None if hours is None else time.monotonic() + 3600 * hours
+    if name is not None and full:
+        paths = ClaimPaths(Path(recipes), Path(runs), Path(results), list(sets))
+        return _reproduce_full_size(name, seeds, paths, context, progress, until)
     if name is not None:
         return _reproduce_rows(name, Path(recipes), Path(runs), list(sets), context, progress)
     paths = ClaimPaths(Path(recipes), Path(runs) / "claims", Path(results), list(sets))
-    return _decide_claims(claim, paths, context, progress)
+    return _decide_claims(claim, paths, context, progress, until)
+
+
+def _check_full_size(name: str | None, everything: bool, full: bool, seeds: int, hours: float | None) -> None:
+    problems = {
+        "--full is about rows: name one, or a table": full and name is None,
+        "--seeds needs --full, and at least one": seeds < 1 or (seeds > 1 and not full),
+        "--hours needs --full or --all, and more than none": hours is not None
+        and (hours <= 0 or not (full or everything)),
+    }
+    found = [message for message, is_one in problems.items() if is_one]
+    if found:
+        raise RecipeError([RecipeIssue((), "ARGUMENTS", message) for message in found], "reproduce")
 
 
 @dataclass(frozen=True)
 class ClaimPaths:
-    """Folder of the claims' recipes, folder of their runs, the ledger; and the changes of a trial."""
+    """Folder of the recipes of claims or rows, folder of their runs, the ledger; and the changes of a trial."""
 
     recipes: Path
     runs: Path
@@ -190,38 +259,98 @@ def _reproduce_rows(
     name: str, recipes: Path, runs: Path, sets: list[str], context: ReproduceContext, progress: Progress
 ) -> RowResult | TableResult:
     """A row, or all rows of a table; those that are finished are not run again."""
-    known = read_published(recipes)
+    rows = _named_rows(name, read_published(recipes))
+    results = tuple(_reproduce_row(row, runs, sets, context, progress) for row in rows)
+    return results[0] if rows[0].name == name else TableResult(name, results)
+
+
+def _named_rows(name: str, known: Mapping[str, PublishedRow]) -> list[PublishedRow]:
+    """The row, or the rows of the table."""
     rows = [known[name]] if name in known else [row for row in known.values() if row.table == name]
     if not rows:
         hint = suggest(name, known)
         short = hint if len(hint) < 200 else "fedloom reproduce --list shows all"  # too many to name them here
         raise RecipeError([RecipeIssue((), "ROW_NAME", f"there is no row {name!r}", short)], "NAME")
-    results = tuple(_reproduce_row(row, runs, sets, context, progress) for row in rows)
-    return results[0] if name in known else TableResult(name, results)
+    return rows
+
+
+def _reproduce_full_size(
+    name: str, seeds: int, paths: ClaimPaths, context: ReproduceContext, progress: Progress, until: float | None
+) -> FullSizeResult:
+    """Run rows at full size, seed by seed, and write them to the ledger after each. Trials are not written."""
+    known = read_published(paths.recipes)
+    rows = [row for row in _named_rows(name, known) if not row.costs_only]
+    if not rows:
+        message = f"{name} has only the costs of models, which need no run"
+        raise RecipeError([RecipeIssue((), "ARGUMENTS", message, "leave out --full")], "reproduce")
+    entries, unfinished = list[Record](), dict[str, int]()
+    for row in rows:
+        finished = True
+        for seed in range(seeds):
+            if not finished or (until is not None and time.monotonic() >= until):
+                finished = False
+                break
+            folder = seed_folder(paths.runs, row_folder(paths.runs, row.name, paths.sets).name, seed)
+            sets = [*paths.sets, *([f"seed={seed}"] if seed else [])]
+            with record_wall_time(wall_folder(folder), _commit(paths)):
+                finished = _run_row(row, sets, folder, context, progress, until) is not None
+        measured = finished_seeds(paths.runs, row_folder(paths.runs, row.name, paths.sets).name)
+        made = full_size_entries(row, measured, context, _full_size_command(row.name, len(measured)))
+        if not finished:
+            unfinished[row.name] = min((one["rounds"] for one in made), default=0)
+        entries += made
+        if made and not paths.sets:
+            table = update_full_size(paths.results, made, list(known))
+            write_full_size_section(paths.results.with_suffix(".md"), table, _read_analyses(paths.results))
+    return FullSizeResult(tuple(entries), unfinished)
+
+
+def _full_size_command(row: str, seeds: int) -> str:
+    return f"fedloom reproduce {row} --full" + (f" --seeds {seeds}" if seeds > 1 else "")
+
+
+def _commit(paths: ClaimPaths) -> str | None:
+    return current_commit(paths.recipes, [paths.results, paths.results.with_suffix(".md")])
 
 
 def _reproduce_row(
     row: PublishedRow, runs: Path, sets: list[str], context: ReproduceContext, progress: Progress
 ) -> RowResult:
     folder = row_folder(runs, row.name, sets)
-    numbers = row_numbers(row, _run_row(row, sets, folder, context, progress), folder, context)
+    loaded = _run_row(row, sets, folder, context, progress)
+    assert loaded is not None  # without a limit in time it is finished
+    numbers = row_numbers(row, loaded, folder, context)
     deviation = "" if row.costs_only else str(read_manifest(folder).get("data_deviation", ""))
     return RowResult(row.name, row.source, folder, tuple(sets), tuple(numbers), row.costs_only, deviation)
 
 
 def _run_row(
-    row: PublishedRow, sets: list[str], folder: Path, context: ReproduceContext, progress: Progress
-) -> LoadedRecipe:
-    """Run the row's recipe, or finish its run; a row of costs alone needs none."""
+    row: PublishedRow,
+    sets: list[str],
+    folder: Path,
+    context: ReproduceContext,
+    progress: Progress,
+    until: float | None = None,
+) -> LoadedRecipe | None:
+    """Run the row's recipe, or finish its run; a row of costs alone needs none. None if the time was too short."""
     if row.costs_only:
         return load(row.recipe, context.registries, [*row.changes, *sets])
+    if row.start is not None:
+        before = folder.with_name(f"{folder.name}_start")
+        if _run_row(row.start, sets, before, context, progress, until) is None:
+            return None
+        row = replace(row, changes=(*row.changes, f"start.from={json.dumps(str(before))}"), start=None)
     started = start_row(row, sets, folder, context)
-    if started.experiment is not None:
-        run_experiment(started.experiment, folder, row.name, started.since, progress=progress)
-    return started.loaded
+    if started.experiment is None:
+        return started.loaded
+    experiment, since = started.experiment, started.since
+    finished = run_experiment(experiment, folder, row.name, since, progress=progress, until=until)
+    return started.loaded if finished else None
 
 
-def _decide_claims(name: str | None, paths: ClaimPaths, context: ReproduceContext, progress: Progress) -> ClaimsResult:
+def _decide_claims(
+    name: str | None, paths: ClaimPaths, context: ReproduceContext, progress: Progress, until: float | None = None
+) -> ClaimsResult:
     """Run the comparison of the named claim, or all comparisons whose claims are not in the ledger yet."""
     known = read_claims(paths.recipes)
     decided = {entry["claim"] for entry in read_ledger(paths.results)["claims"]}
@@ -236,31 +365,59 @@ def _decide_claims(name: str | None, paths: ClaimPaths, context: ReproduceContex
     )
     if not name and not paths.sets and paths.results.is_file():
         rewrite_page(paths.results, known)  # the list may have changed, whether or not its comparisons can be run here
-    entries, failures = list[Record](), dict[str, str]()
-    for claim in selected:
+    entries, failures, left = list[Record](), dict[str, str](), dict[str, str]()
+    for claim in selected if until is None else _shortest_first(selected, paths):
+        needed = 0.0 if until is None else _expected_seconds(claim, paths)
+        if until is not None and time.monotonic() + needed >= until:
+            left[claim.recipe] = f"takes {format_seconds(needed)}" if needed else "not started"
+            continue
         try:
-            entries += _decide(claim, known, paths, context, progress)
+            decided_now = _decide(claim, known, paths, context, progress, until)
+            if decided_now is None:
+                left[claim.recipe] = "not finished; the next call goes on"
+            entries += decided_now or []
         except (DataError, RunsFailed) as error:
             if name:
                 raise
             failures[claim.recipe] = error.message
             logger.warning("%s could not be run: %s", claim.recipe, error.message)
-    return ClaimsResult(tuple(entries), failures)
+    return ClaimsResult(tuple(entries), failures, left)
+
+
+def _shortest_first(claims: Sequence[Claim], paths: ClaimPaths) -> list[Claim]:
+    """Comparisons by the time that they are known to take; those of which nothing is known come last."""
+    return sorted(claims, key=lambda claim: _expected_seconds(claim, paths) or math.inf)
+
+
+def _expected_seconds(claim: Claim, paths: ClaimPaths) -> float:
+    """What is left of the time that the claim's comparison took before, by the ledger; 0 if it never ran."""
+    took = [entry["wall_seconds"] for entry in read_ledger(paths.results)["claims"] if entry["recipe"] == claim.recipe]
+    spent = wall_seconds(row_folder(paths.runs, Path(claim.recipe).stem, paths.sets))
+    return max(took[0] - spent, 0.0) if took else 0.0
 
 
 def _decide(
-    claim: Claim, known: ClaimList, paths: ClaimPaths, context: ReproduceContext, progress: Progress
-) -> list[Record]:
-    """Finish a comparison and write all verdicts that it gives to the ledger. A trial with changes is not written."""
+    claim: Claim,
+    known: ClaimList,
+    paths: ClaimPaths,
+    context: ReproduceContext,
+    progress: Progress,
+    until: float | None = None,
+) -> list[Record] | None:
+    """Finish a comparison and write all verdicts that it gives to the ledger. A trial with changes is not written.
+
+    None if the time was too short.
+    """
     recorded = read_ledger(paths.results)["comparisons"].get(claim.recipe)
     planned = start_comparison(claim, paths.recipes, paths.runs, known.seeds, paths.sets, context, recorded)
     decided = known.decided_with(claim)
     for other in decided:
         check_arms(other, list(planned.experiments))
     if not is_finished(planned):
-        commit = current_commit(paths.recipes, [paths.results, paths.results.with_suffix(".md")])
-        with record_wall_time(planned.home, commit):
-            run_group(planned, progress)
+        with record_wall_time(planned.home, _commit(paths)):
+            run_group(planned, progress, until)
+        if read_manifest(planned.home)["status"] == "interrupted":
+            return None
         if planned.unfinished_runs():
             raise RunsFailed(planned)
     evidence = read_evidence(planned)
@@ -278,10 +435,14 @@ def rewrite_page(results: Path, known: ClaimList) -> None:
         claim.name: {"paper": claim.paper, "statement": claim.statement, "published": claim.published}
         for claim in known.claims
     }
-    file, claims = results.with_name("analyses.toml"), update_claim_texts(results, texts)
-    analyses = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    claims = update_claim_texts(results, texts)
     undecided = len(known.by_name.keys() - {entry["claim"] for entry in claims})
-    write_claims_section(results.with_suffix(".md"), claims, undecided, analyses)
+    write_claims_section(results.with_suffix(".md"), claims, undecided, _read_analyses(results))
+
+
+def _read_analyses(results: Path) -> dict[str, str]:
+    file = results.with_name("analyses.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _command(name: str, paths: ClaimPaths) -> str:

@@ -21,6 +21,11 @@ def reproduce(
     ] = None,
     claim: Annotated[str | None, typer.Option("--claim", help="Decide a claim, and those its runs decide too.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Decide all claims that are not decided yet.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Write rows at full size to the ledger; resumes what is there.")
+    ] = False,
+    seeds: Annotated[int, typer.Option("--seeds", help="With --full: seeds of each row.")] = 1,
+    hours: Annotated[float | None, typer.Option("--hours", help="With --full or --all: how long to run.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show rows and claims.")] = False,
     recipes: Annotated[Path, typer.Option("--recipes", help="The folder of recipes and lists.")] = Path("recipes"),
     runs: Annotated[Path, typer.Option("--runs", help="Where runs are kept and resumed.")] = Path("runs/reproduce"),
@@ -29,7 +34,7 @@ def reproduce(
     ),
 ) -> None:
     """Run a row of a paper's table, or all of it, and print published next to measured; or decide claims."""
-    from ..api.reproduce import RowResult, TableResult, reproduce
+    from ..api.reproduce import FullSizeResult, RowResult, TableResult, reproduce
     from ..recipe.errors import RecipeError, RecipeIssue
 
     if sum((listing, claim is not None, everything, name is not None and not listing)) != 1:
@@ -38,7 +43,8 @@ def reproduce(
         _list(options, recipes, results, name or "")
         return
     result = reproduce(
-        name, claim=claim, everything=everything, recipes=recipes, runs=runs, results=results, sets=options.sets,
+        name, claim=claim, everything=everything, full=full, seeds=seeds, hours=hours, recipes=recipes, runs=runs,
+        results=results, sets=options.sets,
         data_dir=options.data, workers=options.processes, registries=options.registries,
     )  # fmt: skip
     if isinstance(result, RowResult):
@@ -56,8 +62,19 @@ def reproduce(
         table = columns(("row", "number", "published", "measured"), lines)
         options.show(result.to_dict(), f"{result.rows[0].title}\n{table}")
         return
+    if isinstance(result, FullSizeResult):
+        keys = ("published", "measured", "difference", "last")
+        lines = [
+            (one["row"], one["what"], *(_cell(one[key]) for key in keys), str(one["rounds"]))
+            for one in result.records()
+        ]
+        open_rows = "".join(f"\n{row}: {rounds} rounds so far" for row, rounds in result.unfinished.items())
+        table = columns(("row", "number", *keys, "rounds"), lines) if lines else "no round was finished"
+        options.show({**result.to_dict(), "results": None if options.sets else str(results)}, table + open_rows)
+        return
     text = "\n".join(_entry_text(entry) for entry in result.claims) or result.title
-    options.show({**result.to_dict(), "results": None if options.sets else str(results)}, text)
+    left = "".join(f"\n{recipe}: {reason}" for recipe, reason in result.left.items())
+    options.show({**result.to_dict(), "results": None if options.sets else str(results)}, text + left)
     if result.failed:
         raise Exit(RUN_FAILED)
 

@@ -28,11 +28,13 @@ class Schedule:
     epochs : the number of passes over the device's examples.
     last : what happens to an incomplete last batch: it is used as it is ("keep"), left out ("drop"), or filled up with
         examples of the same epoch ("wrap").
+    shuffle : whether the examples are visited in a random order, a new one in every epoch; else as the device has them.
     """
 
     batch_size: Count = 10
     epochs: Count = 1
     last: Literal["keep", "drop", "wrap"] = "keep"
+    shuffle: bool = True
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def draw_plan(
     shared_seed : a seed that is the same for all devices of one request.
     """
     sizes = _epoch_sizes(len(rows), schedule)
-    order = [np.resize(draw.permutation(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
+    visit = draw.permutation if schedule.shuffle else np.arange
+    order = [np.resize(visit(len(rows)), sum(sizes)) for _ in range(schedule.epochs)]
     positions = torch.from_numpy(np.concatenate(order))
     return DevicePlan(
         rows=rows[positions],

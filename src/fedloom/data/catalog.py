@@ -111,7 +111,13 @@ def _cyclic_labels(count: int, info: DatasetInfo) -> Rows:
 
 
 def _wikitext2(
-    *, rows: int = 100, test_rows: int = 10, length: int = 64, most_words: int | None = None, published: bool = False
+    *,
+    rows: int = 100,
+    test_rows: int = 10,
+    length: int = 64,
+    most_words: int | None = None,
+    published: bool = False,
+    test_order: str = "rows",
 ) -> DatasetInfo:
     words = min(33_278, most_words or 33_278) + published
     train, test = (count * (text // count // length) for text, count in ((2_088_628, rows), (245_569, test_rows)))

@@ -4,6 +4,7 @@ The text is reshaped into rows, and every row is split into windows, so a device
 """
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ def wikitext2(
     length: Count = 64,
     most_words: Count | None = None,
     published: bool = False,
+    test_order: Literal["rows", "columns"] = "rows",
 ) -> Dataset:
     """WikiText-2, encyclopedia articles for masked language modeling: 2,088,628 + 245,569 words.
 
@@ -43,6 +45,9 @@ def wikitext2(
     length : the number of words of a window.
     most_words : keep this many of the most frequent words of the training text; the others become <unk>. None: all.
     published : whether to add the unused id that HeteroFL's published sizes include.
+    test_order : the order of test windows, which decides the batches that perplexity is a mean over: row after row, or
+        by "columns", the first windows of all rows, then the second ones: with `test_rows` windows per batch, those of
+        HeteroFL's code.
     """
     words, train, test = _read(_find_folder(folder))
     if most_words is not None and most_words < len(words):
@@ -50,9 +55,11 @@ def wikitext2(
     words += ["<unused>"] * published
     mask = len(words)
     x, y = (torch.from_numpy(_windows(*part, length)) for part in ((train, rows), (test, test_rows)))
+    own = torch.arange(len(y)).view(test_rows, -1)
+    order = own.T.flatten() if test_order == "columns" else own.flatten()
     hidden = generator(0, MASKED_TEST_TOKENS).random(y.shape) < MASK_CHANCE
-    tests = Examples(y.masked_fill(torch.from_numpy(hidden), mask), y)
-    groups = _row_of(x, rows, 0), _row_of(y, test_rows, rows)  # no test row continues a training row
+    tests = Examples(y.masked_fill(torch.from_numpy(hidden), mask)[order], y[order])
+    groups = _row_of(x, rows, 0), _row_of(y, test_rows, rows)[order]  # no test row continues a training row
     preparation = Preparation(mask_chance=MASK_CHANCE, mask_token=mask)
     return Dataset("wikitext2", Examples(x, x), tests, mask, preparation, mask + 1, groups, (*words, "<mask>"))
 

@@ -6,6 +6,7 @@ weights a device did not have with those it sent, and averages: weights that few
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..fleet import Device, Fleet, Reply, RoundContext
 from ..footprints import ClientUpdate, subnet_footprint
@@ -27,6 +28,9 @@ class EFedSup(Method):
         a search space; or a list of choices for each setting of the model.
     budgets : a tier's budget as a share of the supernet's multiply-adds, by tier; by default the cost of the tier's own
         model.
+    aggregation : which devices a weight is averaged over: "padding", as published (section 3.3: parts that were not
+        updated are filled with what was broadcast), all devices of the round, so that weights few devices hold move
+        little; "holders", those that trained it, as in HeteroFL, which learns faster where coverage is low.
     """
 
     info = MethodInfo(paper="Kim & Yun, 2022", uploads="weights of the device's subnet, example count")
@@ -34,6 +38,7 @@ class EFedSup(Method):
 
     space: SpaceChoice = "tiers"
     budgets: Mapping[str, Share] = FrozenDict()
+    aggregation: Literal["padding", "holders"] = "padding"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         supernet = context.fleet.global_model
@@ -46,7 +51,11 @@ class EFedSup(Method):
             weights = reply.device.footprint.write(server["weights"], reply.upload["weights"])
             return ClientUpdate(full, weights, reply.examples)
 
-        return {"weights": context.aggregate(server["weights"], map(fill_in, replies))}
+        def as_sent(reply: Reply) -> ClientUpdate:
+            return ClientUpdate(reply.device.footprint, reply.upload["weights"], reply.examples)
+
+        updates = map(fill_in if self.aggregation == "padding" else as_sent, replies)
+        return {"weights": context.aggregate(server["weights"], updates)}
 
     def _with_subnet(self, device: Device, context: RoundContext) -> Device:
         supernet, subnets = context.fleet.global_model, self._subnets(context.fleet)

@@ -10,6 +10,7 @@ from typing import Literal
 from ..fleet import Fleet, RoundContext, Tier
 from ..footprints import ClientUpdate, Footprint, find_footprint, rolling
 from ..models.axes import axis_pairs
+from ..seeds import SAMPLED_WINDOW, generator
 from ..tensors import Parcel
 from .method import EXAMPLE_COUNT, Method, MethodInfo, train_on_labels
 
@@ -21,12 +22,15 @@ class FedRolex(Method):
     Parameters
     ----------
     weighting : the weight of a device in the average: the same for all, or the number of its examples.
+    window : where the window of a round begins: "rolling", as published; "random": each tier draws a channel anew every
+        round, the uniformly sampled subnetworks that HeteroFL (section 3) found worse than its leading ones.
     """
 
     info = MethodInfo(paper="Alam et al., NeurIPS 2022", uploads="weights of the device's window, example count")
     train = train_on_labels
 
     weighting: Literal["uniform", "examples"] = "uniform"
+    window: Literal["rolling", "random"] = "rolling"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         fleet = context.fleet
@@ -38,7 +42,10 @@ class FedRolex(Method):
         return {"weights": context.aggregate(server["weights"], updates)}
 
     def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
-        return find_footprint(tier.model.shapes(), fleet.global_model.shapes(), rolling(round_number - 1))
+        start = round_number - 1
+        if self.window == "random":  # far beyond any number of channels, around which it wraps
+            start = int(generator(fleet.seed, SAMPLED_WINDOW, round_number, tier.name).integers(2**31))
+        return find_footprint(tier.model.shapes(), fleet.global_model.shapes(), rolling(start))
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         """A layer after a flattened map has several inputs per channel, which would have to roll together.

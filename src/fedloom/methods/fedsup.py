@@ -43,7 +43,9 @@ class FedSup(Method):
         a search space; or a list of choices for each setting of the model.
     subnets : the number of nets trained on each batch, the paper's M.
     sandwich : whether these are the largest net, random ones and, with three or more, the smallest; else all are
-        random, and the first of them learns the labels.
+        random, and the first of them learns the labels. Weights that are in none of a step's nets then have a zero
+        gradient: momentum and weight decay go on for them, as in a torch optimizer whose gradients are zeroed. The
+        paper does not say; with the largest net in every step there are no such weights.
     distillation : whether all but the first learn the largest net's outputs; else the labels. By cross entropy with its
         probabilities where classes or labels are learned, and by the squared difference where numbers are.
     proximal : the strength of FedProx's proximal term, its mu; 0: none.

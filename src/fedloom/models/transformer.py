@@ -35,6 +35,7 @@ def transformer(
     dropout: Fraction = 0.2,
     scaler: bool = True,
     causal: bool = False,
+    identical_layers: bool = False,
 ) -> nn.Module:
     """HeteroFL's Transformer for masked language modeling, optionally with an early exit.
 
@@ -52,6 +53,8 @@ def transformer(
     dropout : the dropout probability.
     scaler : whether narrow sizes scale up their activations in training to those of the widest one, as in HeteroFL.
     causal : whether a token attends to itself and earlier ones alone, to predict the next one.
+    identical_layers : whether all encoder layers start with the same weights, as in HeteroFL's code, which copies the
+        first one; else each is drawn by itself.
     """
     kept = depth or layers
     if exit_after == "every":
@@ -64,6 +67,8 @@ def transformer(
     sliced = WidthSlice(width, widest, "none", scaler)
     entry = TokenEmbedding(*check_token_input(input_shape, tokens), embedding, dropout, sliced)
     encoders = [Encoder(embedding, heads, hidden, dropout, sliced, causal) for _ in range(kept)]
+    for later in encoders[1:] if identical_layers else ():
+        later.load_state_dict(encoders[0].state_dict())
     if exit_after == "every":
         exits = [Decoder(embedding, classes, sliced) for _ in range(kept)]
         return Transformer(entry, encoders, exit_after, None, None, exits)

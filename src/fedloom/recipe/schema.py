@@ -146,6 +146,9 @@ class TrainingConfig(Section):
     """Examples per batch."""
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
     """`"keep"` an incomplete last batch, `"drop"` it, or `"wrap"` around."""
+    shuffle: bool = True
+    """Whether a device visits its examples in a new random order in every epoch; else as it has them, such as the
+    windows of a text one after the other."""
     optimizer: dict[str, Any] = Field(default_factory=lambda: {"kind": "sgd"})
     """The `kind` of optimizer and its settings."""
     lr_schedule: dict[str, Any] = Field(default_factory=lambda: {"kind": "constant"})
@@ -171,6 +174,9 @@ class EvaluationConfig(Section):
 
     every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""
+    dense_last: Fraction = 0.0
+    """Share of the rounds, the last ones, that are all evaluated, whatever `every` is: for a "best round" as papers
+    have it, which evaluate every round, at a part of the cost."""
     tests: Annotated[tuple[Literal["global", "local"], ...], Len(1)] = ("global", "local")
     """`"global"`: the whole test set; `"local"`: the devices' own test examples, with labels masked as the method
     specifies."""
@@ -468,7 +474,8 @@ class Recipe(Section):
         method = info.data.get("method")
         if method is not None and method.name in compare.arms:
             raise value_error(
-                f"an arm cannot be named {method.name!r}: the recipe itself has that name, from its method"
+                f"an arm cannot be named {method.name!r}: the recipe itself is the arm of that name, after its method; "
+                f"name this one by what it changes, such as {method.name + '-2'!r}, or leave it out"
             )
         return compare
 

@@ -182,6 +182,40 @@ def side_curve(
     }
 
 
+LAST_FIFTH, FLAT = 0.2, 1.0  # share of the rounds; largest change in them, in points, that counts as converged
+
+
+def flatness(sides: Iterable[ClaimSide], terms: ClaimTerms, evidence: Evidence) -> dict[str, Any]:
+    """How much the arms of a claim still change in the last fifth of their rounds.
+
+    By arm and tier: the slope of the least-squares line through the values of the last fifth, times its length, mean
+    over seeds; None if fewer than three of its rounds were evaluated. `converged` is None if any of them is.
+    """
+    changes: dict[str, float | None] = {}
+    for side in sides:
+        for arm in (side.arm, *side.others):
+            curves = [side_curve(rows, side, terms, evidence.shares[arm]) for rows in evidence.runs[arm]]
+            each = [change_in_last_fifth(curve) for curve in curves]
+            known = [change for change in each if change is not None]
+            name = arm if side.tier == ALL else f"{arm} ({side.tier})"
+            changes[name] = round(statistics.fmean(known), 4) if known and len(known) == len(each) else None
+    measured = [change for change in changes.values() if change is not None]
+    converged = None if len(measured) < len(changes) else all(abs(change) <= FLAT for change in measured)
+    return {"changes": changes, "converged": converged}
+
+
+def change_in_last_fifth(curve: Mapping[int, float]) -> float | None:
+    """Slope of the last fifth times its length; None if it has fewer than three evaluated rounds."""
+    if not curve:
+        return None
+    length = max(curve) * LAST_FIFTH
+    points = [(at, value) for at, value in curve.items() if at >= max(curve) - length and math.isfinite(value)]
+    if len(points) < 3:
+        return None
+    slope, _ = statistics.linear_regression(*zip(*points, strict=True))
+    return slope * length
+
+
 def baseline_target(side: ClaimSide, terms: ClaimTerms, margin: float, evidence: Evidence) -> dict[str, float]:
     """The target of the side's tier, from the baseline alone."""
     last = ClaimTerms("last", "more", terms.test, terms.metric)
@@ -242,25 +276,55 @@ SECTION_START, SECTION_END = "<!-- claims: written by fedloom reproduce -->", "<
 
 def read_ledger(path: Path) -> dict[str, Any]:
     """The evaluated claims, and the fingerprints and versions of the comparisons behind them."""
-    if not path.is_file():
-        return {"schema_version": SCHEMA_VERSION, "claims": [], "comparisons": {}}
-    ledger: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return ledger
+    empty: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "claims": [], "comparisons": {}, "full_size": []}
+    return {**empty, **(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})}
 
 
 def update_ledger(
     path: Path, entries: Iterable[Mapping[str, Any]], comparisons: Mapping[str, Any], order: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Add or replace entries, in the order of the list of claims; entries of other claims stay as they are."""
+    """Add or replace entries, in the order of the list of claims; entries of other claims stay as they are.
+
+    A verdict that is replaced by that of other runs is kept in `earlier`.
+    """
     before = read_ledger(path)
-    by_name = {entry["claim"]: entry for entry in before["claims"]} | {one["claim"]: dict(one) for one in entries}
+    known = {entry["claim"]: entry for entry in before["claims"]}
+    by_name = known | {one["claim"]: _with_earlier(one, known.get(one["claim"])) for one in entries}
     positions = {name: position for position, name in enumerate(order)}
     claims = sorted(by_name.values(), key=lambda entry: positions.get(entry["claim"], len(positions)))
     merged = dict(sorted({**before["comparisons"], **comparisons}.items()))
-    ledger = {"schema_version": SCHEMA_VERSION, "claims": claims, "comparisons": merged}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, (json.dumps(ledger, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    _write_ledger(path, {**before, "claims": claims, "comparisons": merged})
     return claims
+
+
+EARLIER_KEYS = ("verdict", "recipe", "commit", "date")
+
+
+def _with_earlier(entry: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    if before is None or "earlier" in entry:
+        return dict(entry)
+    earlier = list(before.get("earlier", ()))
+    if entry["measured"]["text"] != before["measured"]["text"] or entry["recipe"] != before["recipe"]:
+        kept = {key: before[key] for key in EARLIER_KEYS if key in before}
+        earlier.append({**kept, "measured": before["measured"]["text"]})
+    return {**entry, **({"earlier": earlier} if earlier else {})}
+
+
+def update_full_size(path: Path, entries: Iterable[Mapping[str, Any]], order: Sequence[str]) -> list[dict[str, Any]]:
+    """Add or replace full-size rows, one entry for each published number, in the order of the papers' lists."""
+    before = read_ledger(path)
+    merged = {(one["row"], one["what"]): dict(one) for one in (*before["full_size"], *entries)}
+    positions = {name: position for position, name in enumerate(order)}
+    rows = sorted(merged.values(), key=lambda one: positions.get(one["row"], len(positions)))
+    _write_ledger(path, {**before, "full_size": rows})
+    return rows
+
+
+def _write_ledger(path: Path, ledger: Mapping[str, Any]) -> None:
+    """Without full-size rows the key is left out."""
+    content = {key: value for key, value in ledger.items() if value or key != "full_size"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def update_claim_texts(path: Path, texts: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -274,10 +338,67 @@ def write_claims_section(
     page: Path, claims: Sequence[Mapping[str, Any]], open_claims: int, notes: Mapping[str, str]
 ) -> None:
     """Write the claims between the page's marks; the rest of the page stays as it is."""
+    _write_section(page, (SECTION_START, SECTION_END), [_claims_table(claims, open_claims), *_analyses(claims, notes)])
+
+
+FULL_SIZE_START, FULL_SIZE_END = "<!-- full size: written by fedloom reproduce -->", "<!-- end of full size -->"
+CLOSE = 0.5  # points: a larger difference from the published value needs an analysis
+
+
+def write_full_size_section(page: Path, rows: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> None:
+    """Write the table of full-size rows between the page's marks; the rest of the page stays as it is."""
+    far = list(dict.fromkeys(one["row"] for one in rows if not _is_close(one)))
+    texts = [f"`{row}`: {notes.get(row, 'not analysed yet.')}" for row in far]
+    _write_section(page, (FULL_SIZE_START, FULL_SIZE_END), [_full_size_table(rows), *texts])
+
+
+def _is_close(entry: Mapping[str, Any]) -> bool:
+    """True if it was run to its end and differs little from what was published, or if nothing was."""
+    gap = full_size_gap(entry)
+    return gap is None or abs(gap) <= CLOSE or entry["rounds"] < entry["of"]
+
+
+def full_size_gap(entry: Mapping[str, Any]) -> float | None:
+    """Measured less published; None if either is missing."""
+    published, measured = entry["published"], entry["measured"]
+    return None if published is None or measured is None else measured - published
+
+
+def _full_size_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    whole = [one for one in rows if one["rounds"] >= one["of"] and full_size_gap(one) is not None]
+    close = sum(_is_close(one) for one in whole)
+    lines = [
+        f"{len({one['row'] for one in rows})} rows; of {len(whole)} published numbers whose runs are finished, {close} "
+        f"are within {CLOSE:g} of the published one. Measured: selected as published (such as the best round of all "
+        "that were evaluated, every one in the last fifth), mean over seeds; last: that of the last round. A row with "
+        "fewer rounds than planned is open.",
+        "",
+        "| row | number | published | measured | difference | last | rounds | seeds | hours | commit |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in rows:
+        deviation = f" ({one['deviation']})" if one.get("deviation") else ""
+        rounds = f"{one['rounds']}" if one["rounds"] >= one["of"] else f"{one['rounds']} of {one['of']}"
+        cells = (
+            f"`{one['row']}`: {one['paper']}", one["what"], _two_digits(one["published"]) + deviation,
+            _two_digits(one["measured"]), _two_digits(full_size_gap(one), "+"), _two_digits(one["last"]), rounds,
+            ", ".join(map(str, one["seeds"])), f"{one['seconds'] / 3600:.2f}", one["commit"] or "-",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "To repeat one: `fedloom reproduce ROW --full`."]
+    return "\n".join(lines)
+
+
+def _two_digits(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.2f}"
+
+
+def _write_section(page: Path, marks: tuple[str, str], paragraphs: Sequence[str]) -> None:
+    """Replace what is between two marks of a page, or add it at the end."""
     text = page.read_text(encoding="utf-8") if page.is_file() else "# Results\n"
-    before, mark, rest = text.partition(SECTION_START)
-    after = rest.partition(SECTION_END)[2] if mark else "\n"
-    body = "\n\n".join((SECTION_START, _claims_table(claims, open_claims), *_analyses(claims, notes), SECTION_END))
+    before, mark, rest = text.partition(marks[0])
+    after = rest.partition(marks[1])[2] if mark else "\n"
+    body = "\n\n".join((marks[0], *paragraphs, marks[1]))
     write_atomic(page, (before.rstrip("\n") + "\n\n" + body + after).encode())
 
 
@@ -292,10 +413,12 @@ def _claims_table(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
         "not hold if all contradict it, and is within noise otherwise. Published figures come from the papers' own "
         "data, models and fleets; measured ones from a comparison small enough to run in minutes, whose recipe says at "
         "its head what was reduced, and names the arms. Measured: median [lowest–highest] over seeds; paired: the "
-        "median and range of the differences within seeds, which is not the difference of the medians.",
+        "median and range of the differences within seeds, which is not the difference of the medians. Last fifth: how "
+        f"much the arms still change in the last fifth of the rounds, in points (the largest); up to {FLAT:g} they "
+        "count as converged. Earlier verdicts, of shorter or other comparisons, are shown below the table.",
         "",
-        "| claim | paper | published | recipe | measured | seeds | verdict | minutes | commit |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| claim | paper | published | recipe | measured | seeds | verdict | last fifth | minutes | commit |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in claims:
         measured = entry["measured"]
@@ -303,11 +426,19 @@ def _claims_table(claims: Sequence[Mapping[str, Any]], open_claims: int) -> str:
             f"`{entry['claim']}`: {entry['statement']}", entry["paper"], entry["published"], f"`{entry['recipe']}`",
             measured["text"] + _format_targets(measured.get("targets", {})),
             f"{measured['agreeing_seeds']} of {len(entry['seeds'])}", f"**{entry['verdict']}**",
+            _format_flatness(measured.get("flatness")),
             f"{entry['wall_seconds'] / 60:.1f}", entry["commit"] or "-",
         )  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "To repeat one: `fedloom reproduce --claim NAME`. Minutes are those of the whole comparison."]
     return "\n".join(lines)
+
+
+def _format_flatness(flat: Mapping[str, Any] | None) -> str:
+    if not flat or flat["converged"] is None:
+        return "not measured"
+    change = max(flat["changes"].values(), key=abs)
+    return f"{change:+.2f}, {'converged' if flat['converged'] else 'still changing'}"
 
 
 def _format_targets(targets: Mapping[str, float]) -> str:
@@ -317,4 +448,11 @@ def _format_targets(targets: Mapping[str, float]) -> str:
 
 
 def _analyses(claims: Sequence[Mapping[str, Any]], notes: Mapping[str, str]) -> list[str]:
-    return [f"`{one['claim']}` ({one['verdict']}): {notes[one['claim']]}" for one in claims if one["claim"] in notes]
+    earlier = [
+        f"`{one['claim']}` was before: {before['verdict']} (`{before['recipe']}`: {before['measured']})"
+        for one in claims
+        for before in one.get("earlier", ())
+    ]
+    return earlier + [
+        f"`{one['claim']}` ({one['verdict']}): {notes[one['claim']]}" for one in claims if one["claim"] in notes
+    ]

@@ -406,7 +406,7 @@ def build_training(loaded: LoadedRecipe, registries: Registries, task: LearningT
     chosen = training.loss or {"kind": task.loss}
     kind, loss = chosen["kind"], {key: value for key, value in chosen.items() if key != "kind"}
     return {
-        "schedule": Schedule(training.batch_size, training.epochs, training.last_batch),
+        "schedule": Schedule(training.batch_size, training.epochs, training.last_batch, training.shuffle),
         "optimizer": instantiate(registries.optimizers, training.optimizer)(),
         "lr_schedule": instantiate(registries.lr_schedules, training.lr_schedule)(),
         "loss": build_loss(registries.losses[kind], loss),

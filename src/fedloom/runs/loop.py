@@ -223,7 +223,9 @@ def eval_targets(experiment: Experiment, server: Parcel) -> Mapping[str, EvalTar
 
 def evaluate_if_due(experiment: Experiment, server: Parcel, number: int, last: bool) -> list[Row]:
     """The rows of a round's models; none if the round is not to be evaluated. The last one always is."""
-    due = last or number % experiment.loaded.recipe.evaluation.every == 0
+    recipe = experiment.loaded.recipe
+    dense = number > recipe.rounds * (1 - recipe.evaluation.dense_last)
+    due = last or dense or number % recipe.evaluation.every == 0
     return evaluate(experiment, server, number, last) if due else []
 
 

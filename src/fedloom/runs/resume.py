@@ -106,11 +106,21 @@ def read_resume_point(folder: Path, experiment: Experiment, *, any_rounds: bool 
     return checkpoint
 
 
+ADDED_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "engine": {"kernels": "torch"}, "evaluation": {"dense_last": 0.0}, "training": {"shuffle": True},
+}  # fmt: skip
+"""Keys of recipes that older runs do not have, with what these did."""
+
+
+def with_added_keys(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a run, with the keys that have been added since it began."""
+    return {**document, **{section: {**keys, **document.get(section, {})} for section, keys in ADDED_KEYS.items()}}
+
+
 def check_unchanged(
     folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, any_rounds: bool = False
 ) -> None:
-    recipe = {**before["recipe"], **({"rounds": now["recipe"]["rounds"]} if any_rounds else {})}
-    recipe["engine"] = {"kernels": "torch", **recipe.get("engine", {})}  # what runs of older releases had
+    recipe = {**with_added_keys(before["recipe"]), **({"rounds": now["recipe"]["rounds"]} if any_rounds else {})}
     if recipe != now["recipe"]:
         changed = "; ".join(list_changes(recipe, now["recipe"]))
         hint = "undo the change, or start another run"

@@ -1,7 +1,7 @@
 """Attack benchmark: a recipe under every attack with every aggregation rule, with the same malicious devices."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,7 +57,7 @@ class AttackBench:
             for experiment in experiments
         }
 
-    def rounds(self) -> Iterator[tuple[str, RoundResult]]:
+    def rounds(self) -> Generator[tuple[str, RoundResult], None, None]:
         """Run everything, as many runs side by side as memory allows; yields (name, round)."""
         everything = [one for seeds in self.experiments.values() for one in seeds]
         with single_thread(), ExitStack() as ending:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -120,7 +120,7 @@ class Comparison:
         """The number of rounds of each unfinished run."""
         return {name: experiment.loaded.recipe.rounds for name, (experiment, _) in self.unfinished_runs().items()}
 
-    def rounds(self) -> Iterator[tuple[str, RoundResult]]:
+    def rounds(self) -> Generator[tuple[str, RoundResult], None, None]:
         """Run what is unfinished, as many runs side by side as memory allows; yields (name, round)."""
         self.open()
         status = "interrupted"

@@ -18,7 +18,8 @@ from ..runs.data import data_spec_of, read_data
 
 Document = dict[str, Any]
 NO_ARMS: Mapping[str, LoadedRecipe] = MappingProxyType({})
-LENGTH_KEYS = ("rounds", "evaluation.every")  # an arm may change these, for comparisons at equal bytes
+# an arm may change these, for comparisons at equal bytes
+LENGTH_KEYS = ("rounds", "evaluation.every", "evaluation.dense_last")
 
 
 def standalone(document: Document, fleet: Fleet) -> Document:

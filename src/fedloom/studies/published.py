@@ -9,7 +9,7 @@ import re
 import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -30,8 +30,8 @@ from ..settings import Count, NonNegative, Share
 
 FOLDER, CLAIMS = "ledger", "claims"
 Selection = Literal[
-    "last", "best", "at best global", "mean of last 10", "rounds to", "bytes to", "within seconds",
-    "seconds per round", "cost",
+    "last", "best", "best of each device", "at best global", "mean of last 10", "rounds to", "bytes to",
+    "within seconds", "seconds per round", "cost",
 ]  # fmt: skip
 Changes = tuple[str, ...]
 LEVELS = re.compile(r"([a-z]\d*)(-[a-z]\d*)*")  # width levels with the number of devices at each, such as a3-e7
@@ -66,6 +66,9 @@ class PublishedTable(TomlModel):
 
     `rows` maps words to published numbers, in the order of `numbers`; "-" means not printed. `axes`, each a list of
     words or the name of one of the paper's axes, make a row of every combination: curves without printed numbers.
+    `starts` has words whose rows start from the model of another run: that of the row's other words, so
+    changed.
+    Several tables of one name are parts of it, with numbers of their own.
     """
 
     name: Annotated[str, StringConstraints(pattern=FILE_NAME)]
@@ -73,6 +76,7 @@ class PublishedTable(TomlModel):
     recipe: str
     numbers: tuple[PublishedNumber, ...]
     choices: dict[str, Changes] = Field(default_factory=dict)
+    starts: dict[str, Changes] = Field(default_factory=dict)
     rows: dict[str, tuple[float | Literal["-"], ...]] = Field(default_factory=dict)
     axes: tuple[str | Annotated[tuple[str, ...], Len(1)], ...] = ()
 
@@ -106,10 +110,11 @@ class PublishedRow:
     recipe: Path
     changes: Changes
     numbers: tuple[tuple[PublishedNumber, float | None], ...]
+    start: "PublishedRow | None" = None  # the run whose model it starts from
 
     @property
     def costs_only(self) -> bool:
-        return all(number.selection == "cost" for number, _ in self.numbers)
+        return bool(self.numbers) and all(number.selection == "cost" for number, _ in self.numbers)
 
 
 def read_published(recipes: Path) -> dict[str, PublishedRow]:
@@ -133,13 +138,17 @@ def expand_rows(paper: Paper, recipes: Path, path: Path) -> Iterator[PublishedRo
             rows = [(" ".join(words), ["-"] * len(table.numbers)) for words in product(*axes)]
         for row, printed in rows:
             words = row.split()
-            changes = [change for word in words for change in word_changes(word, paper, table, recipes, path)]
+            changes = {word: word_changes(word, paper, table, recipes, path) for word in words}
             values = [None if isinstance(value, str) else float(value) for value in printed]
-            yield PublishedRow(
+            made = PublishedRow(
                 "_".join((table.name, *words)), table.name, f"{paper.paper}, {table.source}", recipes / table.recipe,
-                ("compare={}", *changes),  # a row is one run, without the arms of its recipe
+                ("compare={}", *(change for word in words for change in changes[word])),  # one run, without arms
                 tuple(zip(table.numbers, values, strict=True)),
             )  # fmt: skip
+            late = [word for word in words if word in table.starts]
+            early = [change for word in words for change in (table.starts[word] if word in late else changes[word])]
+            before = replace(made, name=f"{made.name}_start", changes=("compare={}", *early), numbers=())
+            yield replace(made, start=before if late else None)
 
 
 def word_changes(word: str, paper: Paper, table: PublishedTable, recipes: Path, path: Path) -> Changes:
@@ -182,6 +191,8 @@ def measure_number(number: PublishedNumber, rows: Sequence[Row], shares: Mapping
     match number.selection:
         case "best":
             return _best_round(values, number.metric)[1]
+        case "best of each device":
+            return _mean_of_best(number, rows)
         case "at best global":
             on_global = side_curve(rows, side, ClaimTerms("last", "more", "global", number.metric), shares)
             return values.get(_best_round(on_global, number.metric)[0])
@@ -196,6 +207,17 @@ def measure_number(number: PublishedNumber, rows: Sequence[Row], shares: Mapping
             return in_time[-1] if in_time else None
         case _:
             return list(values.values())[-1]
+
+
+def _mean_of_best(number: PublishedNumber, rows: Sequence[Row]) -> float | None:
+    """Every device's best value over rounds, averaged over devices; None if single devices were not evaluated."""
+    wanted = (number.test, number.metric, number.candidate)
+    by_device: dict[str, list[float]] = {}
+    for row in rows:
+        if row.device and (row.test, row.metric, number.candidate and row.candidate) == wanted:
+            by_device.setdefault(row.device, []).append(row.value)
+    best = max if metric_sign(number.metric) > 0 else min
+    return statistics.fmean(best(values) for values in by_device.values()) if by_device else None
 
 
 def _best_round(curve: Mapping[int, float], metric: str) -> tuple[int, float]:

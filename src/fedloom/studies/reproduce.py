@@ -1,8 +1,10 @@
 """Run published rows at full size, and comparisons that decide claims; both resume from their folder."""
 
 import hashlib
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from ..reporting.ledger import (
     baseline_target,
     claim_record,
     evaluate_claim,
+    flatness,
     measured_text,
 )
 from ..runs.build import assemble
@@ -32,7 +35,7 @@ from ..runs.experiment import Experiment
 from ..runs.folder import MANIFEST, read_manifest, read_rows
 from ..runs.own_names import load_recipe_of
 from ..runs.recorder import utc_now
-from ..runs.resume import AttachEngine, list_changes, reopen_run
+from ..runs.resume import AttachEngine, list_changes, reopen_run, with_added_keys
 from .compare import Comparison, is_comparison, plan_comparison, reopen_comparison
 from .published import Claim, PublishedNumber, PublishedRow, measure_number
 
@@ -120,6 +123,66 @@ def row_numbers(
     ]
 
 
+def full_size_entries(
+    row: PublishedRow, folders: Sequence[Path], context: ReproduceContext, command: str
+) -> list[dict[str, Any]]:
+    """The numbers of a row at full size, over its seeds, for the ledger: one entry for each published number.
+
+    A run that is not finished counts as far as it got; `rounds` is then less than `of`. Without a run there are none.
+    """
+    if not folders:
+        return []
+    loaded = load(row.recipe, context.registries, row.changes)
+    shares, planned = row_shares(loaded), loaded.recipe.rounds
+    runs = [list(read_rows(folder)) for folder in folders]
+    manifests = [read_manifest(folder) for folder in folders]
+    done = min(max((each.round for each in rows), default=0) for rows in runs)
+    deviation = manifests[0].get("data_deviation", "")
+    shared = {
+        "rounds": min(done, planned), "of": planned, "seeds": [one["seed"] for one in manifests],
+        "seconds": round(sum(map(_row_seconds, folders)), 1), "command": command,
+        "commit": start_commit(wall_folder(folders[0])), "date": utc_now(),
+        **({"deviation": deviation} if deviation else {}),
+    }  # fmt: skip
+    entries = []
+    for number, printed in row.numbers:
+        if number.selection != "cost":
+            chosen = [measure_number(number, rows, shares) for rows in runs]
+            last = [measure_number(number.model_copy(update={"selection": "last"}), rows, shares) for rows in runs]
+            values = {"published": printed, "measured": _mean(chosen), "last": _mean(last), "by_seed": chosen}
+            entries.append({"row": row.name, "paper": row.source, "what": number.label, **values, **shared})
+    return entries
+
+
+def _row_seconds(folder: Path) -> float:
+    """The time a row took, with that of the run it starts from; of a run made without the clock, its own."""
+    return max(wall_seconds(wall_folder(folder)), float(read_manifest(folder).get("seconds", 0.0)))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of all seeds; None if one of them has no value."""
+    known = [value for value in values if value is not None]
+    return round(statistics.fmean(known), 4) if known and len(known) == len(values) else None
+
+
+def seed_folder(home: Path, name: str, seed: int) -> Path:
+    """The folder of a row at full size: that of the row itself for seed 0, which recipes have."""
+    return home / (f"{name}+seed-{seed}" if seed else name)
+
+
+def wall_folder(folder: Path) -> Path:
+    """Where the wall time of a run is kept: beside it, as a run begins with no folder."""
+    return folder.parent / "wall" / folder.name
+
+
+def finished_seeds(home: Path, name: str) -> list[Path]:
+    """The folders of a row's finished runs, from seed 0 on; if there is none, that of seed 0 as far as it got."""
+    folders = (seed_folder(home, name, seed) for seed in itertools.count())
+    begun = list(itertools.takewhile(lambda folder: (folder / MANIFEST).is_file(), folders))
+    finished = itertools.takewhile(lambda folder: read_manifest(folder)["status"] == "finished", begun)
+    return list(finished) or [folder for folder in begun[:1] if list(read_rows(folder))]
+
+
 def start_comparison(
     claim: Claim,
     recipes: Path,
@@ -144,7 +207,10 @@ def start_comparison(
     planned = plan_comparison(loaded, context.registries, seeds, (), folder, context.data, context.workers)
     if manifest is None:
         return planned
-    before = {key: manifest[key] for key in ("arms", "seeds")}
+    before = {
+        "arms": {name: with_added_keys(one) for name, one in manifest["arms"].items()},
+        "seeds": manifest["seeds"],
+    }
     arms = {name: runs[0].loaded.recipe.document() for name, runs in planned.experiments.items()}
     check_same_recipe(folder, before, {"arms": arms, "seeds": planned.seeds})
     return reopen_comparison(folder, context.registries, context.data, context.workers)
@@ -226,7 +292,8 @@ def ledger_entry(claim: Claim, planned: Comparison, evidence: Evidence, command:
     names = (side_name(claim, 0), side_name(claim, 1))
     deviation = planned_deviation(planned)
     text = measured_text(result, claim.measure, names) + (f" ({deviation})" if deviation else "")
-    measured = {"text": text, **claim_record(result)}
+    flat = {} if claim.measure == "seconds" else {"flatness": flatness((claim.this, claim.other), terms, evidence)}
+    measured = {"text": text, **claim_record(result), **flat}
     return {
         "claim": claim.name, "paper": claim.paper, "statement": claim.statement, "published": claim.published,
         "measured": {**measured, **({"targets": dict(terms.targets)} if terms.targets else {})},

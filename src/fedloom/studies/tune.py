@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -273,7 +273,7 @@ class Search:
             done = end
         return total * self.terms.seeds
 
-    def rounds(self) -> Iterator[tuple[str, RoundResult]]:
+    def rounds(self) -> Generator[tuple[str, RoundResult], None, None]:
         """Run what is left of it; yields (arm, result) when a trial ends a stage, counting all rounds of the arm."""
         self.open()
         counts, done = self.round_counts(), dict.fromkeys(self.arms, 0)
