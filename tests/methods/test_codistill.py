@@ -50,7 +50,7 @@ def test_codistill_without_distillation_is_both_simple_alternatives(
     of it, and the largest what those make of it that can run it."""
     nets = models()
     sim, smallest = TinyWorld.make(models=nets, sizes=SIZES), nets[-1][0]
-    found, taught = played(CoDistill(distillation=0.0), sim), played(CoDistill(), sim)
+    found, taught = played(CoDistill(distillation=0.0), sim), played(CoDistill(warm_up=0), sim)
     small_for_all = played(FedAvg(), TinyWorld.make(models=nets[-1:], sizes=SIZES))
     assert difference(net(found, smallest), small_for_all) < 1e-12
 
@@ -62,7 +62,6 @@ def test_codistill_without_distillation_is_both_simple_alternatives(
     assert difference(net(found, "a"), server) < 1e-12
     assert difference(net(taught, smallest), small_for_all) < 1e-12  # the smallest learns from no other
     assert difference(net(taught, "a"), server) > 1e-4
-    assert difference(net(played(CoDistill(teachers="all"), sim), smallest), small_for_all) > 1e-4
 
 
 def test_codistill_upload_has_the_nets_that_cost_no_more() -> None:

@@ -1,4 +1,4 @@
-"""Co-distillation across tiers: each device trains every tier's net that it can run, and these nets teach each other.
+"""Co-distillation across tiers: each device trains every tier's net that it can run, and small nets teach larger ones.
 
 A method of fedloom's own, made of known parts: larger devices train small nets too (FedHeN, Acar & Saligrama, 2022),
 and nets learn from each other's predictions (deep mutual learning, Zhang et al., CVPR 2018; FML, Shen et al., 2020) or
@@ -7,7 +7,7 @@ from their mean (ONE, Lan, Zhu & Gong, NeurIPS 2018). Ours: the nets of all tier
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..client import (
 from ..fleet import EvalTarget, Fleet, RoundContext, ServerModel, Tier
 from ..footprints import ClientUpdate, Footprint, find_footprint, read_submodel
 from ..models import Model, compute_cost
-from ..settings import Natural, NonNegative, Positive
+from ..settings import Natural, NonNegative, Positive, SearchRange
 from ..tensors import Parcel, Tensors
 from ._joint_step import step_together
 from .method import EXAMPLE_COUNT, Method, MethodInfo
@@ -33,7 +33,7 @@ from .method import EXAMPLE_COUNT, Method, MethodInfo
 
 @dataclass(frozen=True)
 class CoDistill(Method):
-    """Co-distillation across tiers: devices train every tier's net that they can run, and the nets teach each other.
+    """Co-distillation across tiers: devices train every tier's net that they can run, and small nets teach larger ones.
 
     Each net is averaged over all devices that train it: the smallest over all devices, the largest over those that can
     run it. Nets share no weights, so they may be of any architecture, and each has an optimizer of its own. Without
@@ -42,9 +42,8 @@ class CoDistill(Method):
 
     Parameters
     ----------
-    distillation : the weight of the loss with the teachers' mean output as target; 0: none.
-    teachers : whose outputs are averaged for it: those of the net itself and of all "smaller" ones, or of "all" nets on
-        the device. By the former the smallest net has no teacher, and stays that of `small-for-all`.
+    distillation : the weight of the loss of a net with the mean output of itself and all smaller nets on the device as
+        its target; 0: none. The smallest net has no teacher.
     temperature : the temperature of both outputs; the loss is multiplied by its square.
     warm_up : the number of rounds over which that weight grows from 0 to its value; 0: it is constant.
     weighting : the weight of a device in the average: the number of its examples, or the same for all.
@@ -56,10 +55,9 @@ class CoDistill(Method):
         heterogeneity="any",
     )
 
-    distillation: NonNegative = 1.0
-    teachers: Literal["smaller", "all"] = "smaller"
-    temperature: Positive = 2.0
-    warm_up: Natural = 0
+    distillation: Annotated[NonNegative, SearchRange(0.1, 4.0, log=True)] = 1.0
+    temperature: Annotated[Positive, SearchRange(1.0, 4.0, log=True)] = 2.0
+    warm_up: Natural = 4
     weighting: Literal["examples", "uniform"] = "examples"
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
@@ -96,12 +94,10 @@ class CoDistill(Method):
         return ClientResult(upload={"weights": fit(client, inbox["weights"], *step_together(loss, _net_of, [*nets]))})
 
     def _divergence(self, outputs: list[Tensor], client: Client) -> Tensor:
-        """The sum over nets, from small to large, of their loss with the teachers' predictions."""
+        """The sum over nets, from small to large, of their loss with the mean of their own and all smaller outputs."""
         softened = torch.stack([logits / self.temperature for logits in outputs])
-        first, every = (1, None) if self.teachers == "smaller" else (0, len(outputs))  # the smallest has no smaller one
         losses = [
-            distillation_loss(softened[net], softened[: every or net + 1].mean(0), client.task)
-            for net in range(first, len(outputs))
+            distillation_loss(softened[net], softened[: net + 1].mean(0), client.task) for net in range(1, len(outputs))
         ]
         return self.temperature**2 * torch.stack(losses).sum(0)
 
