@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedloom.models import Model, StepSeeds, build_model, choose_kernels, kernels
 from fedloom.models.batching import FunctionalModule, batching_mode, interleave_devices, loop_over_devices
 from fedloom.models.lanes import NoLaneKernelError, filled, lay_out
+from fedloom.models.lanes.block import SPREAD
 from fedloom.models.normalization import Normalization
 from tests.models.block_checks import Pick, assert_block_matches_single_devices, outputs_and_gradients
 
@@ -70,6 +71,17 @@ def test_lane_kernels_every_normalization_matches_torch(
     for mine, other in zip(ours, theirs, strict=True):
         for name, tensor in other.items():
             assert float((mine[name] - tensor).abs().max()) <= 1e-10, name
+
+
+def test_lane_kernels_evaluate_net_that_leaves_weights_unused(
+    tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """One device with so many examples that they fill the lanes; the norm of the narrower width is not used."""
+    net = tiny_model("convnet", norm_widths=(0.5, 1.0), normalization="group")
+    block, x = block_weights(net, 1), draw(1, 2 * SPREAD, *net.input_shape)
+    with torch.no_grad():
+        found, expected = (one(block, x).logits for one in (in_lanes(net), net))
+    assert float((found - expected).abs().max()) <= 1e-10
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -80,9 +80,10 @@ def tier_costs(
     traffic = dry_run(loaded, method, fleet, data_spec, compression)
     is_compressed = compression is not None
     optimizer, batch = instantiate(registries.optimizers, training.optimizer)(), training.batch_size
-    costs, engine, beside = [], loaded.recipe.engine, method.trained_beside(fleet.tier_models)
+    costs, engine = [], loaded.recipe.engine
     for tier in fleet.tiers:
         model_cost = compute_cost(tier.model)
+        beside = method.trained_beside(tier.model, fleet.tier_models)
         used = sum(training_memory(one, batch, optimizer) for one in (tier.model, *beside)) if memory else None
         at_once = block_size_of(engine.devices_per_block, tier.name, tier.model)
         tier_cost = TierCost(

@@ -3,6 +3,7 @@
 from ..registry import Registry
 from ._personal import PersonalModels
 from .centralized import Centralized
+from .codistill import CoDistill
 from .decouple import Decouple
 from .depthfl import DepthFL
 from .ditto import Ditto
@@ -47,6 +48,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedrolex": FedRolex,
         "fjord": FjORD,
         "fiarse": FIARSE,
+        "codistill": CoDistill,
         "fedhen": FedHeN,
         "noside": NoSide,
         "decouple": Decouple,

@@ -3,12 +3,12 @@
 Both train together on a device, each with an optimizer of its own; only the shared net is sent and averaged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor
 
-from ..client import Batch, Client, gradient
+from ..client import Client
 from ..fleet import DeviceModel, EvalTarget, Fleet, ModelWeights, Reply, RoundContext, count_parameters
 from ..footprints import ClientUpdate, find_footprint, read_submodel
 from ..models import Model
@@ -16,8 +16,8 @@ from ..tensors import Parcel, Tensors
 from ._personal import PersonalModels
 
 SHARED = "shared:"  # before the names of the shared net's weights, where both nets train together
-LocalLoss = Callable[[Tensors, Batch], Tensor]
-Gradient = Callable[[Tensors, Batch], Tensors]
+BOTH = ("", SHARED)
+"""What `net_of` returns for the own net and for the shared one."""
 
 
 class SharedNet(PersonalModels, Protocol):
@@ -40,7 +40,7 @@ class SharedNet(PersonalModels, Protocol):
             return models[self.shared_tier]
         return min(models.values(), key=lambda model: count_parameters(model.shapes()))
 
-    def trained_beside(self, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
+    def trained_beside(self, model: Model, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
         return (self.shared_model(tier_models),)
 
     def average_shared(self, server: Parcel, context: RoundContext, replies: Sequence[Reply]) -> dict[str, Tensor]:
@@ -76,20 +76,6 @@ def split_nets(weights: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return {name: weight for name, weight in weights.items() if not name.startswith(SHARED)}, shared
 
 
-def step_together(loss: LocalLoss) -> tuple[Gradient, Gradient]:
-    """Objectives for `fit`: the own net's part of the gradient of a loss, and the shared net's.
-
-    Both are taken at the weights before the step. As two objectives each net has an optimizer state of its own, and
-    its gradient is clipped on its own.
-    """
-    shared: dict[str, Tensor] = {}
-
-    def own_gradient(weights: Tensors, batch: Batch) -> Tensors:
-        grads = gradient(loss, weights, batch)
-        shared.update((name, grad) for name, grad in grads.items() if name.startswith(SHARED))
-        return {name: grad for name, grad in grads.items() if name not in shared}
-
-    def shared_gradient(weights: Tensors, batch: Batch) -> Tensors:
-        return dict(shared)
-
-    return own_gradient, shared_gradient
+def net_of(name: str) -> str:
+    """The net that a weight of both nets' bundle belongs to."""
+    return SHARED if name.startswith(SHARED) else ""

@@ -15,8 +15,9 @@ from ..fleet import Fleet, RoundContext
 from ..models import Model
 from ..settings import Count, NonNegative, Share
 from ..tensors import Parcel, Tensors, combine
+from ._joint_step import step_together
 from ._prototypes import missing_features_problem, read_features
-from ._shared_net import SharedNet, join_nets, split_nets, step_together
+from ._shared_net import BOTH, SharedNet, join_nets, net_of, split_nets
 from .method import MethodInfo
 
 PROJECTION = "projection:weight"  # trained and kept beside the shared net, but not sent
@@ -103,7 +104,7 @@ class FedKD(SharedNet):
 
         projection = initial_projection(client, mentee_model)
         start = join_nets(client.state["weights"], {**received, PROJECTION: projection})
-        own, shared = split_nets(fit(client, start, *step_together(loss)))
+        own, shared = split_nets(fit(client, start, *step_together(loss, net_of, BOTH)))
         kept = {"weights": own, "projection": {"weight": shared.pop(PROJECTION)}}
         return ClientResult({"weights": truncate(shared, received, inbox["energy"]["share"])}, state=kept)
 

@@ -13,7 +13,8 @@ from ..client import Batch, Client, ClientResult, distillation_loss, fit, like, 
 from ..fleet import RoundContext
 from ..settings import Fraction, SearchRange
 from ..tensors import Parcel, Tensors
-from ._shared_net import SharedNet, join_nets, split_nets, step_together
+from ._joint_step import step_together
+from ._shared_net import BOTH, SharedNet, join_nets, net_of, split_nets
 from .method import MethodInfo
 
 
@@ -65,6 +66,6 @@ class FML(SharedNet):
             )
             return by_labels + (1 - self.alpha) * from_meme + (1 - self.beta) * from_local
 
-        trained = fit(client, join_nets(client.state["weights"], inbox["weights"]), *step_together(loss))
+        trained = fit(client, join_nets(client.state["weights"], inbox["weights"]), *step_together(loss, net_of, BOTH))
         own, shared = split_nets(trained)
         return ClientResult(upload={"weights": shared}, state={"weights": own})

@@ -127,11 +127,12 @@ class Declarations(Protocol):
         """
         return 3.0 * compute_cost(model).macs * examples
 
-    def trained_beside(self, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
-        """Models that every device trains besides its own, whose cost adds to it: by default none.
+    def trained_beside(self, model: Model, tier_models: Mapping[str, Model]) -> tuple[Model, ...]:
+        """Models that a device trains besides its own, whose cost adds to it: by default none.
 
         Parameters
         ----------
+        model : the device's own.
         tier_models : the model of every tier that takes part, by name.
         """
         return ()
@@ -285,7 +286,7 @@ def training_macs(method: Method, model: Model, tier_models: Mapping[str, Model]
     examples : the number of examples that it trains on, counted once per epoch.
     steps : the number of its training steps.
     """
-    return sum(method.device_macs(one, examples, steps) for one in (model, *method.trained_beside(tier_models)))
+    return sum(method.device_macs(one, examples, steps) for one in (model, *method.trained_beside(model, tier_models)))
 
 
 def fleet_problem(method: Method, fleet: Fleet) -> str | None:

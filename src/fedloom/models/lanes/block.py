@@ -51,7 +51,8 @@ def interleave(
         if devices == 1 and program.is_narrow and examples >= 2 * SPREAD and not torch.is_grad_enabled():
             # the examples in the lanes, as if each sixteenth were a device's: the same bits, sooner
             spread = _repeat_last(x[0], -examples % SPREAD).view(SPREAD, -1, *x.shape[2:])
-            weights = {name: weights[name].expand(SPREAD, *weights[name].shape[1:]) for name in program.weights}
+            # all of them: a module is recorded with every weight, also with those that it does not use
+            weights = {name: weight.expand(SPREAD, *weight.shape[1:]) for name, weight in weights.items()}
             found = find(weights, spread)(weights, spread)
             return tree_map(lambda tensor: tensor.flatten(0, 1)[:examples].unsqueeze(0), found)
         missing = program.devices - devices
