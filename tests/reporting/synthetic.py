@@ -47,6 +47,7 @@ class Made:
     data: str = "data"
     examples: int = 10_000
     tiers: Sequence[str] = ("large", "small")
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # other metrics: final values by tier
 
 
 def write_run(folder: Path, made: Made, seed: int = 0) -> Path:
@@ -59,7 +60,8 @@ def write_run(folder: Path, made: Made, seed: int = 0) -> Path:
         "tiers": [{"name": tier, "share": 1 / len(made.tiers)} for tier in made.tiers],
     }  # fmt: skip
     (folder / "recipe.toml").write_text(tomli_w.dumps(document))
-    metrics = {made.metric: {"higher_is_better": made.higher_is_better, "unit": made.unit, "headline": True}}
+    names = [made.metric, *dict.fromkeys(name.partition("[")[0] for name in made.others)]
+    metrics = {name: {"higher_is_better": made.higher_is_better, "unit": made.unit, "headline": True} for name in names}
     manifest = {
         "seed": seed, "status": made.status, "started": "2026-01-01T00:00:00+00:00", "test_examples": made.examples,
         "metrics": metrics, "fedloom": "0", "data": made.data, "sha256": "ab",
@@ -89,6 +91,11 @@ def write_run(folder: Path, made: Made, seed: int = 0) -> Path:
     for name, pair in made.fine_tuned.items():
         both = zip(("initial", "personalized"), pair, strict=True)
         rows += [_row(rounds, tiers[name], "local", metric, value, name) for metric, value in both]
+    rows += [
+        _row(rounds, tier, "global", name, value)
+        for name, values in made.others.items()
+        for tier, value in values.items()
+    ]
     for number in range(1, rounds + 1):
         rows += [_row(number, "", "", f"bytes_{way}", made.bytes_each_way, who="") for way in ("down", "up")]
         if made.simulated is not None:

@@ -31,7 +31,8 @@ def test_gallery_has_a_card_for_every_run(home: Path) -> None:
 def test_gallery_links_reports_that_exist_and_names_the_command_otherwise(home: Path) -> None:
     html = build_gallery(home, list_runs(home)).replace("\u00a0", " ")
     assert 'href="first/report.html"' in html and "both/report.html" not in html
-    assert f"fedloom report {home / 'both'}" in html
+    assert f"No report yet: <code>fedloom report {home / 'both'}</code>" in html
+    assert f"fedloom report {home / 'first'}" not in html
 
 
 def test_gallery_of_broken_run_says_so_and_escapes_its_name(home: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from fedloom.reporting.charts import Chart, MissingChart, build_charts, build_hero_charts
+from fedloom.reporting.charts import devices as charts_of_devices
+from fedloom.reporting.charts import participation as charts_of_participation
 from fedloom.reporting.page import build_page
 from fedloom.reporting.report_data import ReportData, ReportError, read_report_data
 from fedloom.reporting.summary import build_tiles, write_basis, write_headline
@@ -390,6 +392,33 @@ def test_targets_sentence_follows_who_is_faster(tmp_path: Path) -> None:
     assert "small reached none of them" in apart.sentence and not apart.sentence.startswith("All tiers")
 
 
+def test_targets_sentence_explains_pale_bars_only_where_there_are(tmp_path: Path) -> None:
+    never, always = (Made({tier: [1.0, last] for tier in BOTH}) for last in (20.0, 80.0))
+    missed = charts(compared(tmp_path / "a", {"heterofl": [never], "fjord": [always]}))["targets"].sentence
+    assert missed.endswith("; pale bars did not reach it.")
+    reached = charts(compared(tmp_path / "b", {"heterofl": [always], "fjord": [always]}))["targets"].sentence
+    assert reached.endswith("less 1 point.")
+
+
+def test_entries_sentence_names_lowest_and_highest(tmp_path: Path) -> None:
+    for name, (cats, dogs), expected in (
+        ("a", (30.0, 60.0), "from 30.0 % (cat) to 60.0 % (dog)"),
+        ("b", (70.0, 40.0), "from 40.0 % (dog) to 70.0 % (cat)"),
+    ):
+        others = {"recall[cat]": dict.fromkeys(BOTH, cats), "recall[dog]": dict.fromkeys(BOTH, dogs)}
+        line = charts(run_of(tmp_path / name, finals(80, 60, others=others)))["entries_recall"].sentence
+        assert (
+            line == f"Lowest and highest final value: tier large {expected}; tier small {expected}. Higher is better."
+        )
+
+
+def test_reason_of_missing_metric_names_the_test(tmp_path: Path) -> None:
+    known = run_of(tmp_path / "a", finals(80, 60, others={"recall": dict.fromkeys(BOTH, 50.0)}))
+    assert "Recall by round" not in missing(known)
+    unknown = run_of(tmp_path / "b", finals(80, 60, others={"recall": {}}))
+    assert missing(unknown)["Recall by round"] == "recall has no value on the global test"
+
+
 def test_devices_sentence_follows_the_worst_tenth(tmp_path: Path) -> None:
     def with_worst(value: float) -> Made:
         return finals(80, 60, devices={"d0": 90.0, "d1": 80.0, "d2": 70.0, "d3": value})
@@ -466,6 +495,22 @@ def test_participation_sentence_says_all_or_what_was_lost(tmp_path: Path) -> Non
     sampled = [reply(1, "large"), reply(2, "small")]
     line = charts(run_of(tmp_path / "c", finals(80, 60, participation=sampled)))["participation"].sentence
     assert line == "4 of 4 requests led to an admitted reply; fewest came from device d0: 1."
+
+
+def test_participation_note_explains_blanks_only_where_there_are(tmp_path: Path) -> None:
+    assert charts(run_of(tmp_path / "a", finals(80, 60)))["participation"].note == ""
+    sampled = finals(80, 60, participation=[reply(1, "large"), reply(2, "small")])
+    assert charts(run_of(tmp_path / "b", sampled))["participation"].note == "Blank: not sampled."
+
+
+def test_maps_of_many_devices_say_how_many_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = charts(run_of(tmp_path / "a", finals(80, 60)))
+    for module in (charts_of_devices, charts_of_participation):
+        monkeypatch.setattr(module, "MAX_DEVICES", 2)
+    many = charts(run_of(tmp_path / "b", finals(80, 60)))
+    assert "shown" not in few["participation"].note and "shown" not in few["partition"].sentence
+    assert many["participation"].note == "One device in 2 is shown."
+    assert many["partition"].sentence.endswith(" One device in 2 is shown.")
 
 
 def test_coverage_sentence_says_enough_or_too_few(tmp_path: Path) -> None:

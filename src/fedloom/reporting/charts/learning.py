@@ -333,9 +333,9 @@ def _arm_targets_sentence(report: ReportData, by_tier: dict[str, list[CostToTarg
     margin = report.terms.margin
     points = f" {plural('point', margin)}" if report.metric.unit == " %" else report.metric.unit
     less = f"{'less' if report.metric.sign > 0 else 'plus'} {margin:g}{points}"
-    return (
-        f"{gained}The target is the final value of {baseline}, median over seeds, {less}; pale bars did not reach it."
-    )
+    missed = any(not median_amount(cost.rounds).exact for costs in by_tier.values() for cost in costs)
+    pale = "; pale bars did not reach it" if missed else ""
+    return f"{gained}The target is the final value of {baseline}, median over seeds, {less}{pale}."
 
 
 def _tier_targets_chart(report: ReportData) -> Chart | MissingChart:

@@ -55,9 +55,9 @@ def build_participation_chart(report: ReportData) -> Chart | MissingChart:
     panels = [_outcomes_panel(outcomes, kinds), _participation_map(outcomes, devices[::step], rounds)]
     columns = ("round", "device", "tier", "outcome")
     sentence = _participation_sentence(kinds, outcomes, devices, rounds)
-    shown = f" One device in {step} is shown." if step > 1 else ""
-    note = f"Blank: not sampled.{shown}"
-    return Chart("participation", PARTICIPATION_TITLE, sentence, columns, records, panels, legend, note)
+    notes = ["Blank: not sampled."] if len(outcomes) < len(devices) * len(rounds) else []
+    notes += [f"One device in {step} is shown."] if step > 1 else []
+    return Chart("participation", PARTICIPATION_TITLE, sentence, columns, records, panels, legend, " ".join(notes))
 
 
 Outcome = tuple[int, str, str, str]
