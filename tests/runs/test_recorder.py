@@ -53,6 +53,7 @@ def test_run_folder_recipe_with_defaults_equals_recipe(finished):
         "epochs": 1,
         "batch_size": 100,
         "last_batch": "keep",
+        "shuffle": True,
         "optimizer": {"kind": "sgd"},
         "lr_schedule": {"kind": "constant"},
     }

@@ -54,7 +54,7 @@ def test_purposes_strings_are_pinned() -> None:
         "answer", "architecture of ", "attack", "canvases", "cohort", "collect", "corrupt", "damage", "describe",
         "dropout", "fit_head", "hidden test words", "initial weights", "made-up data", "malicious", "measure",
         "most examples", "pace", "pairs", "partition", "plan", "poisson cohort", "pooled tests", "privacy", "probe",
-        "public", "score",
+        "public", "sampled window", "score",
         "sentiment140 tests", "server", "server", "server batches", "shuffled local test", "shuffled test", "space",
         "subnet", "subnet examples", "subnets", "subnets within a budget", "teach", "thinned", "tier",
         "tier label tie", "train", "tune", "ucihar tests", "unseen", "validation",

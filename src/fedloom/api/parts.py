@@ -39,6 +39,7 @@ class ClientConfig:
     optimizer : a name, `optimizers.sgd(lr=0.1)`, or an optimizer of your own.
     lr_schedule : the same for the learning rate by round.
     last_batch : "keep", "drop" or "wrap" (fill it up from the beginning) a last batch that is too small.
+    shuffle : whether examples are visited in a random order, a new one in every epoch; else as the device has them.
     loss : a name, `losses.focal(gamma=2)`, or a function `(logits, labels)` with one number per example. Default: that
         of the task.
 
@@ -52,6 +53,7 @@ class ClientConfig:
     optimizer: Any = "sgd"
     lr_schedule: Any = "constant"
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
+    shuffle: bool = True
     loss: Any = None
 
     def __post_init__(self) -> None:
