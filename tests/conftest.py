@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,16 @@ MADE_FOR_EACH_OTHER = {
 }  # fmt: skip
 
 
+# what `make test` tries of every contract: the five systems, and one method of each other kind
+IN_EVERY_RUN = {
+    "heterofl", "fedhen", "fedsup", "efedsup", "fedhenn", "fedin",
+    "fedavg", "standalone", "ditto", "depthfl", "fedproto", "fml", "scaffold", "codistill",
+}  # fmt: skip
+TRY_ALL_METHODS = {"cli", "contracts", "engines", "flower", "recipe", "runs"}
+METHOD_NAMES = {METHODS[name]: name for name in METHODS}
+_NO_PARAMETERS = SimpleNamespace(params={})
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every family in turn, every method, or every method with every family that it admits."""
     wanted = {"method", "family"} & set(metafunc.fixturenames) - explicit_parameters(metafunc)
@@ -78,9 +89,23 @@ def methods_and_families() -> list[Any]:
     return pairs
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The one test that takes as long as all others together begins first, so that nobody waits for it alone."""
+    """Mark tests of other methods than those of every run as slow, in the folders of tests that try all methods.
+
+    The one test that takes as long as all others together begins first, so that nobody waits for it alone.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and TRY_ALL_METHODS & set(item.path.parts):
+            tried = {_method_name(value) for value in getattr(item, "callspec", _NO_PARAMETERS).params.values()}
+            if tried - {None} and not tried & IN_EVERY_RUN:
+                item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name != "test_superlink.py")
+
+
+def _method_name(value: Any) -> str | None:
+    """The name of a method that a test gets, as such or by its name."""
+    return value if isinstance(value, str) and value in METHODS else METHOD_NAMES.get(type(value))
 
 
 def explicit_parameters(metafunc: pytest.Metafunc) -> set[str]:

@@ -12,6 +12,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["data.max_examples=20", "data.test_examples=20", "model.hidden=[4, 8]"]
 
 
+@pytest.mark.slow
 def test_full_size_main_measures_once_and_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -33,6 +34,7 @@ def test_full_size_main_measures_once_and_caches(
     assert len(asked_again) == 2
 
 
+@pytest.mark.slow
 def test_full_size_measure_failure_is_reported(tmp_path: Path) -> None:
     found = full_size.measure("no_such_recipe", tmp_path, 1, [])
     assert "failed" in found and "no_such_recipe" in full_size.format_rows([found])

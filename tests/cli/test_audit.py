@@ -19,7 +19,7 @@ def made(fedloom_in):
     write()
     assert call("run", "my.toml", "--out", "sliced", "--quiet").code == 0
     assert call("run", "my.toml", *SPLIT, "--out", "split", "--quiet").code == 0
-    wide = [*SPLIT, "--set", "model.channels=32", "--set", "rounds=1"]
+    wide = [*SPLIT, "--set", "model.channels=32", "--set", "rounds=1", "--set", "engine.kernels=torch"]
     assert call("run", "my.toml", *wide, "--out", "wide", "--quiet").code == 0
     return call
 

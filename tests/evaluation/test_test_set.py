@@ -52,6 +52,7 @@ def held() -> float:
     return int(match[1]) * 1024 / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
 @pytest.mark.parametrize("task", ["predict", "score"])
 def test_global_evaluation_memory_does_not_grow_with_batches(task: str) -> None:

@@ -29,6 +29,7 @@ def test_heterofl_traffic_is_slice_and_label_set(recipe: str, labels: int, tmp_p
         assert one.bytes_up == 4 * one.parameters + math.ceil(labels / 8)
 
 
+@pytest.mark.slow
 def test_fedhen_traffic_of_ten_devices_is_475_megabytes(tmp_path: Path) -> None:
     found = costs("fedhen_cifar10", tmp_path)
     assert (found["simple"].bytes_down, found["complex"].bytes_down) == (2_781_484, 44_766_548)
@@ -41,6 +42,7 @@ def test_fedsup_traffic_is_supernet_for_every_tier(tmp_path: Path) -> None:
     assert {(one.bytes_down, one.bytes_up) for one in found.values()} == {(4 * 1_951_076, 4 * 1_951_076)}
 
 
+@pytest.mark.slow
 def test_fedin_traffic_is_ends_and_pairs(tmp_path: Path) -> None:
     assert (ENDS, PAIR) == (48_680, 69_632)
     found = costs("fedin_cifar10", tmp_path)
