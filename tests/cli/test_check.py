@@ -97,8 +97,8 @@ def variants(recipe):
 
 
 def slow_if_full_size(recipe):
-    """Some of the papers' recipes name dozens of variants."""
-    return pytest.param(recipe, marks=pytest.mark.slow) if recipe.parent.name == "papers" else recipe
+    """Some of the papers' recipes, and of the reduced ones, name dozens of variants."""
+    return pytest.param(recipe, marks=pytest.mark.slow) if recipe.parent.name in ("papers", "reduced") else recipe
 
 
 @pytest.mark.parametrize("recipe", [slow_if_full_size(one) for one in RECIPES], ids=lambda recipe: recipe.stem)

@@ -45,7 +45,11 @@ def test_run_any_number_of_workers_gives_one_sha256(method: str, kernels: str, r
 
 @pytest.mark.parametrize(
     ("deaths", "kernels"),
-    [(3, "torch"), (40, "torch"), (3, "lanes"), pytest.param(40, "lanes", marks=pytest.mark.slow)],
+    [
+        (3, "torch"),
+        (3, "lanes"),
+        *(pytest.param(40, kernels, marks=pytest.mark.slow) for kernels in ("torch", "lanes")),
+    ],
 )
 def test_pool_killed_workers_change_no_bits(deaths: int, kernels: str, recipe: Recipe, tmp_path: Path) -> None:
     """Nor do workers that are killed again and again: their blocks then run in the parent."""

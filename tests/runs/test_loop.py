@@ -71,7 +71,14 @@ def test_run_other_seed_gives_other_result(run):
 
 
 @pytest.mark.parametrize(
-    ("share", "rounds"), [(0.0, [4, 8, 10]), (0.2, [4, 8, 9, 10]), (0.35, [4, 7, 8, 9, 10]), (1.0, list(range(1, 11)))]
+    ("share", "rounds"),
+    [
+        (0.35, [4, 7, 8, 9, 10]),
+        *(
+            pytest.param(share, rounds, marks=pytest.mark.slow)
+            for share, rounds in ((0.0, [4, 8, 10]), (0.2, [4, 8, 9, 10]), (1.0, list(range(1, 11))))
+        ),
+    ],
 )
 def test_run_dense_last_evaluates_every_round_at_the_end(share, rounds, run):
     done = run(rounds=10, evaluation={"every": 4, "dense_last": share, "tests": ["global"]})

@@ -81,7 +81,13 @@ def test_published_rows_are_distinct_and_named_like_folders() -> None:
     assert all("figure" in row.name for row in ROWS.values() if (row.recipe, row.changes, row.numbers) in twice)
 
 
-@pytest.mark.parametrize("name", list(ROWS)[::40])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if number % 4 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for number, name in enumerate(list(ROWS)[::40])
+    ],
+)
 def test_published_sample_of_rows_can_be_built(name: str, tmp_path: Path) -> None:
     can_be_run(name, tmp_path)
 
