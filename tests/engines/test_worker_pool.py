@@ -13,12 +13,14 @@ from torch import Tensor
 
 import fedloom
 from fedloom.engines import WorkerContext, WorkerPool, worker_pool
+from fedloom.methods.standalone import Standalone
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.runs.build import assemble
 from fedloom.runs.folder import read_manifest, read_rows
 from fedloom.runs.recorder import record_rounds
 from fedloom.tensors import Parcel, pack, unpack
+from tests.conftest import methods_and_families
 from tests.pickles import pickles_heard
 
 Recipe = Callable[..., dict[str, Any]]
@@ -173,10 +175,14 @@ def test_pack_shared_tensor_is_written_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [pair for pair in methods_and_families() if not pair.marks or isinstance(pair.values[0], Standalone)],
+)
 def test_pool_every_method_gives_same_bits(
     method: Any, family: str, world_for: Callable[..., Any], parcels_equal: Callable[[Parcel, Parcel], bool]
 ) -> None:
-    """To the bit, on every model family: the only difference is where the work was done."""
+    """To the bit, every method on its family and one on all: the only difference is where the work was done."""
     place = world_for(method, family, sizes=(8, 5, 9, 8, 5, 7))
     pool = WorkerPool(2)
     here, there = place.engine(method), place.engine(method, executor=pool)
