@@ -200,28 +200,23 @@ class Comparison:
     def result(self, equal: BudgetUnit = "rounds") -> ComparisonResult:
         """Conclude once everything has run, counting of every run only what fits the first arm's budget."""
         arms = [self._arm(name) for name in self.experiments]
-        self.write_description(equal)
         counted, terms = limit_to_budget(arms, equal), self.terms()
         result = conclude(counted, terms)
         round_counts = {each[0].loaded.recipe.rounds for each in self.experiments.values()}
         budgets = budget_lines(arms, equal) if equal != "rounds" or len(round_counts) > 1 else []
-        failures = [f"{name} failed" for name in self.unfinished_runs()]
+        unfinished = self.unfinished_runs()
+        failures = [f"{name} failed" for name in unfinished]
         outcomes = summarize_devices(counted, self._device_tiers())
         pairs = compare_pairs(counted, terms.tiers, terms.test, terms.examples)
-        details = self.details(equal)
-        verdict = [*result.verdict, *budgets, *failures, *details, *self.identical_arms()]
+        details = [] if unfinished else device_sentences(counted, outcomes)
+        details += map(search_sentence, read_searches(self.home / SEARCH_FOLDER))
+        notes = self.identical_arms()
+        self.write_description(equal, details, notes)
+        verdict = [*result.verdict, *budgets, *failures, *details, *notes]
         return replace(
             result, verdict=verdict, left_out=dict(self.left_out), pairs=pairs, devices=outcomes,
             details=details,
         )  # fmt: skip
-
-    def details(self, equal: BudgetUnit = "rounds") -> list[str]:
-        """Sentences on single devices, once every run has finished, and on searches."""
-        about_devices = []
-        if not self.unfinished_runs():
-            arms = limit_to_budget([self._arm(name) for name in self.experiments], equal)
-            about_devices = device_sentences(arms, summarize_devices(arms, self._device_tiers()))
-        return [*about_devices, *map(search_sentence, read_searches(self.home / SEARCH_FOLDER))]
 
     def _device_tiers(self) -> dict[str, str]:
         """The recipe's tier of each device; empty if tiers are redrawn every round."""
@@ -254,22 +249,27 @@ class Comparison:
         chosen = settings.baseline, settings.margin, settings.metric or ""
         return ComparisonTerms(tiers, shares, self.verdict_test, examples, controls, *chosen, self.headlines)
 
-    def write_description(self, equal: BudgetUnit = "rounds") -> None:
-        """Write how the runs belong together, so that `fedloom report` can compare them again."""
+    def write_description(
+        self, equal: BudgetUnit = "rounds", details: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> None:
+        """Write how the runs belong together, so that `fedloom report` can compare them again.
+
+        `details` and `notes`: sentences of the result that need more than the rows of tiers.
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         path = self.home / DESCRIPTION_FILE
         earlier = json.loads(path.read_text()) if path.is_file() else {}
         settings = {
             "equal": equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
-            "details": self.details(equal), "notes": self.identical_arms(),
+            "details": list(details), "notes": list(notes),
         }  # fmt: skip
         arms = {}
         for name in self.experiments:
             arm = self._arm(name, read=False)
             folders = [str(folder.relative_to(self.home)) for folder in self.folders(name)]
             serving = {tier: asdict(served) for tier, served in arm.serving.items()}
-            details = {"candidate": arm.candidate, "shares": dict(arm.shares)}
-            arms[name] = {"runs": folders, "seeds": self.seeds, "serving": serving, **details}
+            evaluated = {"candidate": arm.candidate, "shares": dict(arm.shares)}
+            arms[name] = {"runs": folders, "seeds": self.seeds, "serving": serving, **evaluated}
         description = {"format": DESCRIPTION_FORMAT, "arms": arms, "terms": asdict(self.terms()), **settings}
         write_atomic(path, (json.dumps(description, indent=2) + "\n").encode())
 
