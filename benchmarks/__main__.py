@@ -145,10 +145,11 @@ def format_profile(scenario: dict[str, Any]) -> str:
 
 def parse_scenario(prefix: str) -> str:
     """A scenario by a prefix of its name."""
-    names = [name for name in ("missed", *(scenario.name for scenario in SCENARIOS)) if name.startswith(prefix)]
+    known = ["missed", *(scenario.name for scenario in SCENARIOS)]
+    names = [prefix] if prefix in known else [name for name in known if name.startswith(prefix)]
     if len(names) != 1:
-        known = ", ".join(repr(scenario.name) for scenario in SCENARIOS)
-        raise argparse.ArgumentTypeError(f"{prefix!r} matches {len(names)} of: 'missed', {known}")
+        listed = ", ".join(map(repr, known))
+        raise argparse.ArgumentTypeError(f"{prefix!r} matches {len(names)} of: {listed}")
     return names[0]
 
 

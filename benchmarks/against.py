@@ -1,11 +1,13 @@
 """python -m benchmarks against TREE: a round of papers' recipes by this code and by that of another source tree.
 
-Such a tree is a checkout of an earlier commit: `git worktree add ../before COMMIT`. Both sides run the same recipe file
-and take turns, since the speed of a shared machine drifts; a ratio is the median over neighboring runs. The first
-repeat may compile kernels.
+Such a tree is a checkout of an earlier commit: `git worktree add ../before COMMIT`. Each side reads its own recipe
+file, since an older tree refuses keys that it does not know; where the two differ, the output says so. They take turns,
+since the speed of a shared machine drifts; a ratio is the median over neighboring runs. The first repeat may compile
+kernels.
 """
 
 import argparse
+import difflib
 import os
 import statistics
 from pathlib import Path
@@ -17,6 +19,7 @@ from benchmarks.output import format_table, progress, write_output
 
 DEFAULT_RECIPES = ("heterofl_mnist", "fedsup_table7")
 KEYS = ("seconds", "cpu_seconds", "training", "evaluation")
+HEADERS = ("+++", "---", "@@")
 
 
 def compare(name: str, tree: Path, home: Path, workers: int, sets: list[str], repeats: int) -> dict[str, Any]:
@@ -30,7 +33,18 @@ def compare(name: str, tree: Path, home: Path, workers: int, sets: list[str], re
             if "failed" in found:
                 return {"recipe": found["recipe"], "failed": f"{side}: {found['failed']}"}
             sides[side].append(found)
-    return {"recipe": sides["ours"][0]["recipe"], **{key: _summarize(sides, key) for key in KEYS}, "runs": sides}
+    return {
+        "recipe": sides["ours"][0]["recipe"],
+        "changed_lines": changed_lines(name, tree),
+        **{key: _summarize(sides, key) for key in KEYS},
+        "runs": sides,
+    }
+
+
+def changed_lines(name: str, tree: Path) -> list[str]:
+    """What differs between our recipe (+) and theirs (-)."""
+    theirs, ours = ((side / full_size.PAPERS / f"{name}.toml").read_text().splitlines() for side in (tree, ROOT))
+    return [line for line in difflib.unified_diff(theirs, ours, n=0, lineterm="") if not line.startswith(HEADERS)]
 
 
 def _summarize(sides: dict[str, list[dict[str, Any]]], key: str) -> dict[str, float]:
@@ -51,7 +65,12 @@ def format_rows(results: list[dict[str, Any]]) -> str:
             one = result[key]
             numbers = [f"{one[side]:.1f}" for side in ("ours", "theirs")]
             rows.append([result["recipe"], key, *numbers, *(f"{one[part]:.3f}" for part in ("ratio", "low", "high"))])
-    return format_table(head, rows, left=2)
+    notes = [
+        f"{result['recipe']}: the recipes differ: {'; '.join(result['changed_lines'])}"
+        for result in results
+        if result.get("changed_lines")
+    ]
+    return "\n".join([format_table(head, rows, left=2), *notes])
 
 
 def main(arguments: list[str]) -> None:

@@ -19,7 +19,7 @@ from benchmarks.output import format_table, progress, write_output
 from fedloom.files import read_json_lines
 from fedloom.studies.reproduce import current_commit
 
-PAPERS = ROOT / "recipes" / "papers"
+PAPERS = Path("recipes", "papers")
 DEFAULT_RECIPES: dict[str, list[str]] = {
     "heterofl_mnist": [],
     "heterofl_cifar10": [],
@@ -36,14 +36,15 @@ POLL_INTERVAL = 0.5  # seconds between two readings of the memory
 
 
 def measure(name: str, home: Path, workers: int, sets: list[str], tree: Path = ROOT) -> dict[str, Any]:
-    """Run one round and its evaluation by the code of a source tree.
+    """Run one round and its evaluation by the recipe and the code of a source tree.
 
     Memory is that of all processes, shared pages counted once; CPU seconds are those of all processes.
     """
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
     changes = [word for change in ["rounds=1", *sets] for word in ("--set", change)]
-    arguments = ["run", str(PAPERS / f"{name}.toml"), *changes, "--out", str(folder), "--no-report", "--quiet"]
+    recipe = tree / PAPERS / f"{name}.toml"
+    arguments = ["run", str(recipe), *changes, "--out", str(folder), "--no-report", "--quiet"]
     start, peak, before = time.monotonic(), 0.0, _cpu_of_children()
     log = home / f"{name}.log"
     with log.open("w") as output:

@@ -41,7 +41,7 @@ def test_full_size_measure_failure_is_reported(tmp_path: Path) -> None:
 
 
 def test_full_size_default_recipes_exist() -> None:
-    assert all((full_size.PAPERS / f"{name}.toml").is_file() for name in full_size.DEFAULT_RECIPES)
+    assert all((full_size.ROOT / full_size.PAPERS / f"{name}.toml").is_file() for name in full_size.DEFAULT_RECIPES)
 
 
 def test_against_runs_both_trees_in_turn(
@@ -56,11 +56,16 @@ def test_against_runs_both_trees_in_turn(
 
     monkeypatch.setattr(full_size, "measure", measure)
     (tmp_path / "src" / "fedloom").mkdir(parents=True)
-    options = [str(tmp_path), "demo", "--repeats", "2", "--home", str(tmp_path / "home")]
+    name, papers = "heterofl_mnist", full_size.PAPERS
+    (tmp_path / papers).mkdir(parents=True)
+    ours = (full_size.ROOT / papers / f"{name}.toml").read_text()
+    (tmp_path / papers / f"{name}.toml").write_text(ours.replace("epochs = 5", "epochs = 4"))
+    options = [str(tmp_path), name, "--repeats", "2", "--home", str(tmp_path / "home")]
     against.main([*options, "--format", "json"])
     (found,) = json.loads(capsys.readouterr().out)["data"]["recipes"]
     assert asked == [full_size.ROOT, tmp_path] * 2
     assert found["seconds"] == {"ours": 2.0, "theirs": 8.0, "ratio": 0.25, "low": 0.25, "high": 0.25}
+    assert found["changed_lines"] == ["-epochs = 4", "+epochs = 5"]
     failure = {"recipe": "demo", "seconds": 1.0, "failed": "no such key"}
     monkeypatch.setattr(full_size, "measure", lambda *arguments: failure)
     against.main(options)

@@ -348,3 +348,17 @@ def test_processor_without_wide_vectors_gives_same_bits() -> None:
         found.append(made.stdout.split())
     assert found[1][0] == "32"
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(devices=st.sampled_from([1, 2, 4, 8, 16]), taps=st.integers(1, 3), sizes=st.tuples(*[st.integers(1, 40)] * 2))
+@settings(max_examples=40, deadline=None)
+def test_swap_kernel_any_size_swaps_inputs_and_outputs(
+    dtype: torch.dtype, devices: int, taps: int, sizes: tuple[int, int]
+) -> None:
+    from fedloom.models.lanes.convolution import lane_count, swap_kernel
+
+    weight = draw(taps, *sizes, devices).to(dtype)
+    found, bits = torch.full((taps, *sizes[::-1], devices), torch.nan, dtype=dtype), torch.finfo(dtype).bits
+    swap_kernel(lane_count(bits), bits, devices)(weight.data_ptr(), found.data_ptr(), taps, *sizes)
+    torch.testing.assert_close(found, weight.transpose(1, 2), rtol=0, atol=0)

@@ -183,8 +183,7 @@ class _Block:
         from ..models.lanes.updates import PARTS, sum_squares
 
         parts, total = self.active.new_zeros(PARTS, self.devices), torch.empty_like(self.active)
-        kernel = sum_squares(self.lanes, self.bits)
-        for one in self.gradients:
-            kernel(one.data_ptr(), parts.data_ptr(), one.numel() // self.devices, self.devices)
+        weights = torch.tensor([[one.data_ptr(), one.numel() // self.devices] for one in self.gradients])
+        sum_squares(self.lanes, self.bits)(weights.data_ptr(), len(weights), parts.data_ptr(), self.devices)
         column_sums(self.lanes, self.bits)(parts.data_ptr(), total.data_ptr(), 1, PARTS, self.devices, 1.0)
         return (_of_each(limit, total) / (total.sqrt() + 1e-6)).clamp_max(1)

@@ -164,8 +164,7 @@ def _merge_step(
     plans: Sequence[DevicePlan], number: int, starts: Sequence[int], sizes: Sequence[int], size: int
 ) -> Step:
     """The step of the devices whose batch with this number has this size."""
-    visits = [torch.arange(start, start + size) % len(plan.rows) for plan, start in zip(plans, starts, strict=True)]
-    pairs = list(zip(plans, visits, strict=True))
+    pairs = [(plan, _visit(start, size, len(plan.rows))) for plan, start in zip(plans, starts, strict=True)]
     active = tuple(own == size for own in sizes)
     epochs = tuple(number // plan.steps_per_epoch for plan in plans)
     return Step(
@@ -186,6 +185,13 @@ def _merge_step(
         is_active=active,
         epochs=epochs,
     )
+
+
+def _visit(start: int, size: int, examples: int) -> slice | Tensor:
+    """The examples from `start` on, from the first one again after the last."""
+    if start + size <= examples:
+        return slice(start, start + size)
+    return torch.arange(start, start + size) % examples
 
 
 def _running(active: Sequence[bool]) -> tuple[int, ...] | None:

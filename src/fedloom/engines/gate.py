@@ -4,6 +4,7 @@ The cheapest check comes first. A refusal has a code and a reason and is never a
 checked before everything else, because the expected layout may depend on it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -161,10 +162,12 @@ def _tensor_faults(upload: Parcel, layouts: dict[str, Layout]) -> Iterator[Fault
         if tensor.dtype != dtype:
             yield "DTYPE", f"{name} is {tensor.dtype}, declared {dtype}"
     for name, tensor, spec in named:
-        if not all_finite([tensor]):
-            yield "NONFINITE", f"{name} holds a value that is not finite"
-        if tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) > LARGEST:
-            yield "HUGE", f"{name} holds a value beyond {LARGEST:g}"
+        if tensor.is_floating_point() and tensor.numel():
+            smallest, largest = map(float, tensor.aminmax())  # NaN if one of the values is
+            if not (math.isfinite(smallest) and math.isfinite(largest)):
+                yield "NONFINITE", f"{name} holds a value that is not finite"
+            if max(largest, -smallest) > LARGEST:
+                yield "HUGE", f"{name} holds a value beyond {LARGEST:g}"
         if tensor.dtype == torch.bool and _out_of_range(tensor.view(torch.uint8), 2):
             yield "VALUE", f"{name} holds a value that is neither true nor false"
         below = getattr(spec, "below", None)

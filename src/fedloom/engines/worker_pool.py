@@ -116,10 +116,7 @@ class WorkerPool:
         while len(self.pool) < self.processes:
             self.pool.append(self._spawn(len(self.pool)))
         while waiting or any(worker.block for worker in self.pool):
-            for worker in self.pool:
-                if worker.block is None and waiting:
-                    sent[waiting[0]] = time.perf_counter()
-                    self._send(worker, waiting.pop(0))
+            self._hand_out(waiting, sent)
             busy = {worker.link: worker for worker in self.pool if worker.block}
             for link in wait(list(busy)):
                 worker = busy[link]  # type: ignore[index]
@@ -137,6 +134,7 @@ class WorkerPool:
                         continue
                 if result is None and not on_cpu:  # this process must not use the accelerator
                     raise RuntimeError(f"a worker failed: {reason}")
+                self._hand_out(waiting, sent)  # no worker waits for what the caller does with a result
                 # without a result the block runs again here, so that a task's error has its own traceback
                 done = result or run_block(block)
                 took[block] = time.perf_counter() - sent[block]
@@ -149,6 +147,13 @@ class WorkerPool:
             worker.process.join(timeout=2)
             worker.process.kill()
         self.pool.clear()
+
+    def _hand_out(self, waiting: list[Block], sent: dict[Block, float]) -> None:
+        """Give idle workers the next blocks."""
+        for worker in self.pool:
+            if worker.block is None and waiting:
+                sent[waiting[0]] = time.perf_counter()
+                self._send(worker, waiting.pop(0))
 
     def _send(self, worker: Worker, block: Block) -> None:
         worker.block = block

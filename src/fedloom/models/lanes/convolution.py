@@ -11,12 +11,18 @@ from typing import Any, NamedTuple
 from .vectors import (
     REVISION,
     kernel,
+    load,
     load_columns,
+    load_each,
     load_tile,
+    mask_of,
     masks,
     multiply_add,
     pointers,
+    store,
+    store_each,
     store_tile,
+    transpose,
     vector_bytes,
     zeros,
 )
@@ -206,6 +212,30 @@ def weight_gradient_kernel(lanes: int, bits: int, width: int, rows: int, columns
                                         store_tile(total, at, off, valid)
 
     return weight_gradient
+
+
+@functools.cache
+def swap_kernel(lanes: int, bits: int, devices: int) -> Any:
+    size, in_registers = bits // 8 * devices, devices == 1
+
+    @kernel
+    def swap(w, swapped, taps, I, O):
+        """[taps, inputs, outputs, K] -> [taps, outputs, inputs, K], by squares."""
+        every, whole = mask_of(devices, devices, REVISION), masks(lanes, lanes, lanes * lanes, REVISION)
+        for tap in range(taps):
+            p, q = w + tap * I * O * size, swapped + tap * I * O * size
+            for i0 in range(0, I, lanes):
+                for o0 in range(0, O, lanes):
+                    if in_registers and i0 + lanes <= I and o0 + lanes <= O:
+                        rows = pointers(lanes, p + o0 * size, O * size, i0, I)
+                        columns = pointers(lanes, q + i0 * size, I * size, o0, O)
+                        store_each(transpose(load_each(bits, rows, whole, 0)), columns, whole, 0)
+                        continue
+                    for o in range(o0, min(O, o0 + lanes)):
+                        for i in range(i0, min(I, i0 + lanes)):
+                            store(load(bits, p + (i * O + o) * size, every), q + (o * I + i) * size, every)
+
+    return swap
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:

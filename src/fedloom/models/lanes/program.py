@@ -145,6 +145,8 @@ class Convolution(LaneStep):
             self.run_forward = convolution.plan_forward(shape)
             kernel, sizes, self.swaps = convolution.plan_input_gradient(shape)
             self.run_input_gradient = kernel, sizes
+            self.swap = convolution.swap_kernel(self.lanes, self.bits, self.devices)
+            self.swap_sizes = shape.kernel[0] * shape.kernel[1], shape.inputs // shape.groups, shape.outputs
             self.run_weight_gradient = convolution.plan_weight_gradient(shape)
         self.sum_bias = columns.column_sums(self.lanes, self.bits)
         self.bias_sizes = 1, shape.batch * shape.out_height * shape.out_width, shape.outputs * self.devices, 1.0
@@ -160,7 +162,10 @@ class Convolution(LaneStep):
 
     def swapped(self, run: BlockPass) -> Tensor:
         """The weight with inputs and outputs swapped in memory."""
-        return arrange(run.weights[self.weights[0] or 0]).transpose(-3, -2).contiguous()
+        weight = run.weights[self.weights[0] or 0]
+        swapped = torch.empty(weight.numel(), dtype=self.dtype)
+        self.swap(self.weight_address(run), swapped.data_ptr(), *self.swap_sizes)
+        return swapped
 
     def backward(self, run: BlockPass, gradient: Tensor) -> None:
         x, g = run.value(self.x), gradient.data_ptr()
@@ -192,7 +197,6 @@ class LinearStep(Convolution):
         self._plan(convolution.Shape(*sizes, self.devices, self.bits))
         # a weight [outputs, channels * positions] counts its inputs in another order than memory does
         self.reorders = self.positions > 1 and len(program.shapes[self.weights[0] or 0]) == 3
-        self.inputs_outputs = inputs, self.after.channels, self.devices
 
     def weight_address(self, run: BlockPass) -> int:
         if not self.reorders:
@@ -202,13 +206,6 @@ class LinearStep(Convolution):
             run.saved[self.output] = apart.permute(3, 2, 1, 0).contiguous()
         address: int = run.saved[self.output].data_ptr()
         return address
-
-    def swapped(self, run: BlockPass) -> Tensor:
-        if self.reorders:
-            weight: Tensor = run.saved[self.output]
-        else:
-            weight = arrange(run.weights[self.weights[0] or 0])
-        return weight.reshape(self.inputs_outputs).transpose(0, 1).contiguous()
 
     def backward_weight(self, run: BlockPass, x: Tensor, g: int) -> None:
         if not self.reorders or not run.wants(self.weights[0]):
@@ -419,7 +416,8 @@ class Mean(LaneStep):
         run.values[self.output] = total.view(self.shape)
 
     def backward(self, run: BlockPass, gradient: Tensor) -> None:
-        run.add_gradient(self.x, (gradient / self.positions).repeat(1, self.positions, 1, 1))
+        each = gradient / self.positions
+        run.add_gradient(self.x, each.expand(-1, self.positions, -1, -1).contiguous())
 
 
 class Pool(LaneStep):

@@ -15,6 +15,7 @@ from .vectors import (
     fma,
     kernel,
     load,
+    load_integer,
     mask_of,
     mul,
     splat,
@@ -36,18 +37,20 @@ def sum_squares(lanes: int, bits: int) -> Any:
     size = bits // 8
 
     @kernel
-    def sum_squares(g, total, entries, devices):
-        """total[part, k] += squares of g[part + 16 n, k]"""
-        wide = PARTS * devices
-        numbers, zero = entries * devices, splat(lanes, bits, 0.0)
-        for first in range(0, numbers, RUN * wide):
-            last = min(numbers, first + RUN * wide)
-            for j in range(0, wide, lanes):
-                every, a = mask_of(lanes, wide - j, REVISION), zero
-                for at in range(first + j, last, wide):
-                    t = load(bits, g + at * size, mask_of(lanes, min(last - at, wide - j), REVISION))
-                    a = fma(t, t, a)
-                store(add(load(bits, total + j * size, every), a), total + j * size, every)
+    def sum_squares(weights, count, total, devices):
+        """total[part, k] += squares of g[part + 16 n, k] for each of `count` weights: pairs of the address of its
+        gradient g and the entries of a device."""
+        wide, zero = PARTS * devices, splat(lanes, bits, 0.0)
+        for pair in range(weights, weights + 16 * count, 16):
+            g, numbers = load_integer(pair), load_integer(pair + 8) * devices
+            for first in range(0, numbers, RUN * wide):
+                last = min(numbers, first + RUN * wide)
+                for j in range(0, wide, lanes):
+                    every, a = mask_of(lanes, wide - j, REVISION), zero
+                    for at in range(first + j, last, wide):
+                        t = load(bits, g + at * size, mask_of(lanes, min(last - at, wide - j), REVISION))
+                        a = fma(t, t, a)
+                    store(add(load(bits, total + j * size, every), a), total + j * size, every)
 
     return sum_squares
 

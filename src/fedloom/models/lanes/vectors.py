@@ -280,6 +280,16 @@ def load(context: Any, bits: Any, address: Any, mask: Any) -> Any:
 
 
 @literal_intrinsic
+def load_integer(context: Any, address: Any) -> Any:
+    """The integer of 64 bits at an address."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], INT64.as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@literal_intrinsic
 def store(context: Any, value: Any, address: Any, mask: Any) -> Any:
     def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _store(builder, arguments[0], arguments[1], arguments[2], value.lanes, value.bits)
@@ -390,6 +400,29 @@ def multiply_each(context: Any, tile: Any, left: Any, right: Any, mask: Any, a: 
         return target.make_tuple(builder, tile, found)
 
     return tile(tile, left, right, mask, types.int64, types.int64), generate
+
+
+@literal_intrinsic
+def transpose(context: Any, tile: Any) -> Any:
+    """A square of as many vectors as they have lanes, with rows and columns swapped."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, lanes = cgutils.unpack_tuple(builder, arguments[0]), tile.dtype.lanes
+        apart = lanes // 2
+        while apart:
+            # squares of this size swap their upper right and lower left quarters
+            upper = [lane + lanes - apart if lane & apart else lane for lane in range(lanes)]
+            lower = [lane + lanes if lane & apart else lane + apart for lane in range(lanes)]
+            for n in range(lanes):
+                if not n & apart:
+                    pair = values[n], values[n + apart]
+                    for row, pattern in ((n, upper), (n + apart, lower)):
+                        mask = ir.Constant(ir.VectorType(INT32, lanes), pattern)
+                        values[row] = builder.shuffle_vector(*pair, mask)
+            apart //= 2
+        return target.make_tuple(builder, tile, values)
+
+    return tile(tile), generate
 
 
 @literal_intrinsic
