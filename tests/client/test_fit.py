@@ -27,6 +27,7 @@ from fedloom.client import (
     soft_cross_entropy,
     supervised_loss,
 )
+from fedloom.client.fit import _only_entries
 from fedloom.client.optimizers import Adam
 from fedloom.data import Examples, Preparation
 from fedloom.models import Model, StepSeeds, build_model
@@ -290,3 +291,22 @@ def test_cross_entropy_label_smoothing_matches_torch() -> None:
     ours = supervised_loss(logits, Batch(torch.zeros(2, 3), y, loss=CrossEntropy(0.1)))
     theirs = torch.stack([F.cross_entropy(logits[k], y[k], label_smoothing=0.1) for k in range(2)])
     torch.testing.assert_close(ours, theirs)
+
+
+def test_fit_entries_that_change_from_step_to_step_match_reference() -> None:
+    """SGD with momentum and decay, entry by entry in Python: an idle entry's momentum waits for it too."""
+    steps, draw = 5, torch.Generator().manual_seed(0)
+    masks = [torch.rand(2, 3, generator=draw) < 0.5 for _ in range(steps)]
+    start, slopes = (torch.rand(2, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    expected, velocity = start.clone(), torch.zeros_like(start)
+    for mask in masks:
+        for at in mask.nonzero().tolist():
+            here = tuple(at)
+            velocity[here] = 0.9 * velocity[here] + slopes[here] + 0.1 * expected[here]
+            expected[here] -= 0.5 * velocity[here]
+    optimizer, weights = Sgd(0.5, momentum=0.9, weight_decay=0.1), {"w": start.clone()}
+    state = optimizer.start(weights)
+    for mask in masks:
+        with _only_entries({"w": mask}, weights, *state.values()):
+            optimizer.step(weights, {"w": slopes * mask}, state, torch.ones(2))
+    assert torch.allclose(weights["w"], expected, rtol=0, atol=1e-12)

@@ -170,3 +170,16 @@ def test_merge_plans_rows_are_the_devices_own() -> None:
     steps = merge_plans([plan(held, Schedule(2, 3, "wrap"))])
     assert {row for step in steps for row in step.rows.flatten().tolist()} == {5, 77, 190}
     assert np.unique([len(step.rows[0]) for step in steps]).tolist() == [2]
+
+
+@given(examples=st.integers(0, 180), size=st.integers(1, 3), count=st.integers(1, 12), last=lasts)
+def test_plan_parts_are_steps_of_whole(examples: int, size: int, count: int, last: Last) -> None:
+    """In their order, with their rows, positions and seeds."""
+    whole = plan(rows_of(examples), Schedule(size, last=last))
+    parts = [whole.part(index, count) for index in range(count)]
+    steps = [step for part in parts for step in merge_plans([part])]
+    expected = merge_plans([whole])
+    assert len(steps) == len(expected)
+    for step, other in zip(steps, expected, strict=True):
+        assert torch.equal(step.rows, other.rows) and torch.equal(step.positions, other.positions)
+        assert step.step_seeds == other.step_seeds

@@ -194,3 +194,27 @@ def test_fill_statistics_of_tiers_are_nested(world: Callable[..., Any]) -> None:
     small = make_nested_tiers([(tier.name, tier.model) for tier in place.fleet.tiers])[1]
     made = filled(place, BatchNormStatistics("pooled", 16), small)
     assert made["blocks.0.2.running_mean"].shape == (2,)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("examples", [5, 500])
+def test_fill_parts_of_pool_have_statistics_of_whole(examples: int, world: Callable[..., Any]) -> None:
+    """A limit that no pool reaches asks for one part; five examples are too few batches for several."""
+    place = world(sizes=(examples, 3), widths=(1.0, 0.5))
+    for tier in place.fleet.tiers:
+        whole, parts = (filled(place, BatchNormStatistics("pooled", 4, limit), tier) for limit in (10**6, None))
+        assert whole.keys() == parts.keys()
+        for name, tensor in whole.items():
+            assert torch.allclose(parts[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_fill_part_of_pool_is_missing_gives_nan(world: Callable[..., Any]) -> None:
+    place = world(sizes=(80,))
+    engine, fleet = place.engine(METHOD), place.fleet
+    made = BatchNormStatistics("pooled", 4).fill(
+        {fleet.largest: fleet.global_model.initial_weights(0)},
+        fleet,
+        lambda task, boxes: list(engine.ask(Request(task, boxes, 1)))[1:],
+        1,
+    )[fleet.largest]
+    assert all(bool(made[name].isnan().all()) for name in fleet.global_model.statistics())

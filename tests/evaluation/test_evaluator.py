@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -389,3 +390,21 @@ def test_models_same_weights_reuse_evaluated_statistics(world: Callable[..., Any
         "server", tier_slices(fleet.global_model.initial_weights(3)), fleet, ask, 2
     )  # other weights have other statistics
     assert len(asked) == 3
+
+
+def test_rows_test_set_in_parts_counts_as_diverged_if_one_is_refused(world: Callable[..., Any]) -> None:
+    place, method = world(test_sizes=(9, 9, 9), sizes=(4, 4, 4)), HeteroFL()
+    engine, evaluator = place.engine(method), replace(place.evaluator(), batch_size=2)
+    models = {place.fleet.largest: method.start(place.fleet, 0)["weights"]}
+    filled = evaluator.statistics.fill(models, place.fleet, lambda task, boxes: engine.ask(Request(task, boxes, 1)), 1)
+    asked: list[int] = []
+
+    def ask(task: Any, boxes: Any, first: int) -> list[Any]:
+        asked.append(len(boxes))
+        return list(engine.ask(Request(task, boxes, 1)))[first:]
+
+    whole, cut = (evaluator.logits(filled, place.fleet, partial(ask, first=first)) for first in (0, 1))
+    assert asked == [4, 4] and bool(whole[place.fleet.largest].isfinite().all())
+    assert bool(cut[place.fleet.largest].isnan().all())
+    together = replace(evaluator, batch_size=10**6).logits(filled, place.fleet, partial(ask, first=0))
+    assert asked[-1] == 1 and torch.allclose(together[place.fleet.largest], whole[place.fleet.largest], atol=1e-6)

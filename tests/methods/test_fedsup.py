@@ -204,6 +204,28 @@ def test_fedsup_without_sandwich_untouched_weights_keep_decaying(
         assert not torch.equal(weight[inside[name]], 0.95 * start[name][inside[name]])
 
 
+@pytest.mark.parametrize("stream", ["device", "shared"])
+def test_fedsup_without_sandwich_idle_weights_can_stay(
+    stream: str, world: Callable[..., Any], meddling: Callable[..., Any]
+) -> None:
+    """Outside of the drawn nets nothing moves; inside everything is as with decay, since the nets never change."""
+    sim = world(
+        sizes=(9, 9), schedule=Schedule(4, epochs=2), optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.5), hidden=(4, 6)
+    )
+    found = []
+    for idle in ("keep", "decay"):
+        method = FedSup({"width": (0.5,)}, subnets=1, sandwich=False, subnet_stream=stream, idle_weights=idle)
+        engine, start = meddling(sim.engine(method), list), method.start(sim.fleet, 0)["weights"]
+        method.round({"weights": start}, sim.context(engine))
+        found.append(sorted(engine.delivered, key=lambda reply: reply.device.name))
+    for kept, decayed in zip(*found, strict=True):
+        inside = covered(replace(kept.device, model=sim.fleet.global_model.with_settings(width=0.5)), start)
+        for name, weight in kept.upload["weights"].items():
+            held, other = inside[name], decayed.upload["weights"][name]
+            assert torch.equal(weight[~held], start[name][~held])
+            assert torch.equal(weight[held], other[held]) and not torch.equal(weight[held], start[name][held])
+
+
 def test_efedsup_missing_weights_are_filled_with_broadcast(supernet: Any, meddling: Callable[..., Any]) -> None:
     """Compared with a loop over devices: the old model with the device's part in it, weighted by examples."""
     method = EFedSup()

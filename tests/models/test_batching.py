@@ -359,7 +359,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
         return choose_mode(module, *arguments)
 
     monkeypatch.setattr(batching, "choose_mode", watched)
-    monkeypatch.setattr(batching, "TRIALS_PER_KIND", 2)
+    monkeypatch.setattr(batching, "trials_per_kind", lambda build: 2)
     for cache in caches:
         cache.cache_clear()
     yield tried

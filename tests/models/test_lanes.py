@@ -362,3 +362,26 @@ def test_swap_kernel_any_size_swaps_inputs_and_outputs(
     found, bits = torch.full((taps, *sizes[::-1], devices), torch.nan, dtype=dtype), torch.finfo(dtype).bits
     swap_kernel(lane_count(bits), bits, devices)(weight.data_ptr(), found.data_ptr(), taps, *sizes)
     torch.testing.assert_close(found, weight.transpose(1, 2), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("settings_of", [{}, {"bias": False}, {"elementwise_affine": False}])
+def test_layer_norm_of_features_matches_torch(settings_of: dict[str, bool]) -> None:
+    module = nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6, **settings_of), nn.ReLU(), nn.Linear(6, 3)).double()
+    net = FunctionalModule(module, training=True)
+    weights = {name: draw(DEVICES, *w.shape, seed=len(name)) for name, w in module.named_parameters()}
+    found = []
+    for run in (interleave_devices(net), loop_over_devices(net)):
+        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+        y = run(leaves, draw(DEVICES, 5, 7, seed=9))[0].logits
+        slopes = torch.autograd.grad((y * draw(*y.shape, seed=5)).sum(), list(leaves.values()))
+        found.append([y.detach(), *slopes])
+    for mine, other in zip(*found, strict=True):
+        assert float((mine - other).abs().max()) <= 1e-12 * max(1.0, float(other.abs().max()))
+
+
+def test_layer_norm_of_flattened_maps_is_refused() -> None:
+    """Memory has another order than the weights of such a norm."""
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.LayerNorm(8)).double()
+    weights = {name: draw(DEVICES, *w.shape) for name, w in module.named_parameters()}
+    with pytest.raises(NoLaneKernelError, match="layer norm"):
+        interleave_devices(FunctionalModule(module, training=True))(weights, draw(DEVICES, 5, 1, 2, 2))

@@ -1,6 +1,7 @@
 """Local training: the one training loop that every method uses."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -23,6 +24,7 @@ def fit(
     *objectives: Objective,
     only: Collection[str] | None = None,
     batches_per_step: int = 1,
+    entries: Callable[..., Tensors] | None = None,
 ) -> dict[str, Tensor]:
     """Train on the devices' own data and return the new weights; the given ones are not changed.
 
@@ -37,6 +39,9 @@ def fit(
         that it changes.
     only : the names of the trainable weights; None: all. Momentum and decay do not touch the others.
     batches_per_step : how many batches an objective receives in each step.
+    entries : a function (*batches) that returns which entries a step may change, booleans [K, ...] by name of the
+        weight. Others keep their value and the optimizer's state, where a zero gradient would let momentum and decay
+        move them; None: all.
 
     Returns
     -------
@@ -64,7 +69,12 @@ def fit(
             active = steps[0].active
             if scale is not None:
                 active, scale = _skip_overflow(grads, active, scale)
-            optimizer.step({name: trainable[name] for name in grads}, grads, state, active)
+            changed = {name: trainable[name] for name in grads}
+            if entries is None:
+                optimizer.step(changed, grads, state, active)
+            else:
+                with _only_entries(entries(*batches), changed, *state.values()):
+                    optimizer.step(changed, grads, state, active)
     return combine(Tensor.contiguous, trained) if interleaved else trained
 
 
@@ -84,6 +94,16 @@ def _skip_overflow(grads: Tensors, active: Tensor, scale: Tensor) -> tuple[Tenso
     """Devices whose gradient is not finite skip the step and halve their scale. Nothing waits for an accelerator."""
     finite = finite_devices(grads)
     return active * finite, torch.where(finite, (scale * GROWTH).clamp_max(LARGEST_SCALE), scale / 2)
+
+
+@contextmanager
+def _only_entries(entries: Tensors, *bundles: Tensors) -> Iterator[None]:
+    """Undo whatever changes in other entries of weights and states."""
+    held = [{name: bundle[name].clone() for name in entries if name in bundle} for bundle in bundles]
+    yield
+    for bundle, before in zip(bundles, held, strict=True):
+        for name, tensor in before.items():
+            bundle[name].copy_(torch.where(entries[name], bundle[name], tensor))
 
 
 def gradient(objective: Objective, weights: Tensors, *batches: Batch, all_weights: Tensors | None = None) -> Tensors:

@@ -71,6 +71,10 @@ class Step:
             object.__setattr__(self, "epochs", tuple(self.epoch.expand(len(self.is_active)).tolist()))
 
 
+STEPS_OF_PART = 50
+"""A plan is divided into parts of at least so many steps."""
+
+
 @dataclass(frozen=True)
 class DevicePlan:
     """The training steps of one device; a visit is one use of an example.
@@ -98,6 +102,29 @@ class DevicePlan:
     def shape(self) -> tuple[int, ...]:
         """Plans of one shape can share a block: those whose first batches are equally large."""
         return self.sizes[:1]
+
+    def part(self, index: int, count: int) -> "DevicePlan":
+        """Some of the steps of a single epoch, with the batches and seeds that they have in the whole.
+
+        Parameters
+        ----------
+        index : which of the parts.
+        count : the number of parts; the last ones are empty if there are too few steps for all.
+        """
+        if count == 1:
+            return self
+        filled = max(1, min(count, len(self.sizes) // STEPS_OF_PART))
+        first, last = (len(self.sizes) * min(number, filled) // filled for number in (index, index + 1))
+        visits = slice(sum(self.sizes[:first]), sum(self.sizes[:last]))
+        return replace(
+            self,
+            rows=self.rows[visits],
+            positions=self.positions[visits],
+            augmentation={name: numbers[visits] for name, numbers in self.augmentation.items()},
+            sizes=self.sizes[first:last],
+            seed=self.seed + first,
+            shared_seed=self.shared_seed + first,
+        )
 
 
 def draw_plan(

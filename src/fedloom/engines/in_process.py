@@ -124,7 +124,8 @@ class InProcess:
         purpose = (self.seed, PLAN, request.round_number, request.task.stream, request.repeat)
         draw, data = generator(*purpose, device.name), self.client_data.dataset
         schedule = request.task.schedule or self.schedule
-        return draw_plan(self.client_data.rows(device), schedule, data.train, data.preparation, draw, number(*purpose))
+        rows = self.client_data.rows(device)
+        return draw_plan(rows, schedule, data.train, data.preparation, draw, number(*purpose)).part(*device.part)
 
     def _replies(self, job: "Job") -> Iterator[Reply]:
         for block, result in self.executor.run(job):
@@ -279,13 +280,14 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
                 layout(state),
                 _upload_shapes(job.task, device.model, inbox, engine.client_data.count(device)),
             )
-            apart = device.tier if device.is_server else size  # the server works for one tier at a time
+            # the server works for one tier, and on one part of its examples, at a time
+            apart = (device.tier, device.part) if device.is_server else size
             key = batch_key if shareable else id(job), device.model, apart, layouts, member.plan.shape
             alike[key].append((member, state))
     blocks = []
     for everything in alike.values():
         for group in _split_by_job(everything):
-            group.sort(key=lambda one: (_by_length(one[0].plan), jobs.index(one[0].job), one[0].device.name))
+            group.sort(key=lambda one: (_by_length(one[0].plan), jobs.index(one[0].job), *_identity(one[0].device)))
             size = group[0][0].block_size()
             for tier, model in sorted({(one.device.tier, one.device.model) for one, _ in group}, key=lambda x: x[0]):
                 _warn_if_random(tier, model)
@@ -295,6 +297,10 @@ def make_blocks(jobs: Sequence[Job]) -> list[Block]:
                 _compile_kernels(group[0][0].device.model, filled(min(size, len(group))))
             blocks += [_make_block(group[start : start + size]) for start in range(0, len(group), size)]
     return blocks
+
+
+def _identity(device: Device) -> tuple[str, tuple[int, int]]:
+    return device.name, device.part
 
 
 def _by_length(plan: DevicePlan) -> tuple[int, tuple[int, ...]]:

@@ -51,6 +51,7 @@ def device_to_json(device: Device) -> dict[str, Any]:
         "size": device.model.settings,
         "pooled_from": device.pooled_from,
         "is_server": device.is_server,
+        "part": device.part,
     }
 
 
@@ -58,5 +59,5 @@ def device_from_json(document: Mapping[str, Any], fleet: Fleet) -> Device:
     """A device need not run its tier's model: the settings of the model travel with it."""
     (tier,) = [tier for tier in fleet.tiers if tier.name == document["tier"]]
     model = replace(tier.model, settings=freeze(document["size"]))  # JSON turns tuples into lists
-    pooled_from = tuple(document["pooled_from"])
-    return Device(document["name"], tier.name, model, tier.footprint, pooled_from, document["is_server"])
+    pooled_from, part = tuple(document["pooled_from"]), tuple(document["part"])
+    return Device(document["name"], tier.name, model, tier.footprint, pooled_from, document["is_server"], part)

@@ -3,6 +3,7 @@
 The statistics are the mean of batch means and the mean of unbiased batch variances, every batch with the same weight.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,6 +16,10 @@ from ..models import Model
 from ..seeds import COLLECT_STATISTICS
 from ..settings import Count
 from ..tensors import Parcel, Tensors, combine
+
+
+POOL_PARTS = 8
+"""Into so many parts all examples are divided, which are the lanes of a narrow net or the work of several processes."""
 
 
 def statistics_layout(model: Model, inbox: Parcel, examples: int) -> Layout:
@@ -55,8 +60,9 @@ class BatchNormStatistics:
             if tier.model.statistics()
             for device in self._devices(fleet, tier, round_number)
         }
-        replies = sorted(ask(task, inboxes), key=lambda reply: reply.device.name) if inboxes else []
+        replies = sorted(ask(task, inboxes), key=lambda reply: (reply.device.name, reply.device.part)) if inboxes else []
         of_tier = {tier: [reply for reply in replies if reply.device.tier == tier.name] for tier in models}
+        of_tier = {tier: own if _is_whole(own) else [] for tier, own in of_tier.items()}
         return {tier: {**weights, **_mean_statistics(tier.model, of_tier[tier])} for tier, weights in models.items()}
 
     @on_device(sends={"sums": statistics_layout, "count": shaped(batches=((), torch.int32))}, stream=COLLECT_STATISTICS)
@@ -72,7 +78,16 @@ class BatchNormStatistics:
         return ClientResult(upload={"sums": total, "count": {"batches": batches}})
 
     def _devices(self, fleet: Fleet, tier: Tier, round_number: int) -> list[Device]:
-        return [fleet.pooled_device(tier)] if self.query == "pooled" else _capable_devices(fleet, tier, round_number)
+        if self.query == "per_device":
+            return _capable_devices(fleet, tier, round_number)
+        # the first batches are all in the first part
+        return fleet.pooled_device(tier).in_parts(POOL_PARTS if self.max_batches is None else 1)
+
+
+def _is_whole(replies: Sequence[Reply]) -> bool:
+    """False if only some parts of a pool have replied: those of a diverged model may be refused."""
+    parts = Counter(reply.device.name for reply in replies)
+    return all(parts[reply.device.name] == reply.device.part[1] for reply in replies)
 
 
 def _mean_statistics(model: Model, replies: Sequence[Reply]) -> Tensors:

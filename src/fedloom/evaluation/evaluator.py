@@ -42,6 +42,9 @@ from .test_set import (
 )
 
 SERVER_MODEL_REF = ("server model",)  # of `load_server_model`
+TEST_PARTS = 4
+"""Into so many parts of whole batches the test set is divided, so that several processes can share a large net's."""
+
 FilledStatistics = tuple[str, Mapping[str, Tensors]]
 """(fingerprint of the weights, their batch-norm statistics by tier)."""
 
@@ -168,21 +171,26 @@ class Evaluator:
         shuffled = self._shuffle(len(rows), groups, fleet)
         dependent = batch_dependent({tier: one for tier, one in models.items() if tier not in hosts})
         task = replace(self.test_set.predict, schedule=Schedule(self.batch_size), ref=("test_set", "predict"))
+        parts = [part for part in lengths.tensor_split(TEST_PARTS) if len(part)] or [lengths]
         inboxes = {
-            fleet.evaluation_device(tier): {
-                "weights": weights,
-                "order": {"rows": rows[shuffled] if tier in dependent else rows},
-                "batches": {"lengths": lengths},
-            }
+            device: {"weights": weights, "order": {"rows": own}, "batches": {"lengths": part}}
             for tier, weights in models.items()
             if tier not in hosts
+            for device, own, part in zip(
+                fleet.evaluation_device(tier).in_parts(len(parts)),
+                (rows[shuffled] if tier in dependent else rows).split([int(part.sum()) for part in parts]),
+                parts,
+                strict=True,
+            )
         }
-        exits = {reply.device.tier: reply.upload["exits"] for reply in ask(task, inboxes)}
+        exits = {(reply.device.tier, reply.device.part[0]): reply.upload["exits"] for reply in ask(task, inboxes)}
         found: dict[Tier, Tensor] = {}
         for tier in models:
-            host = hosts.get(tier, tier)
-            missing = torch.full((len(rows), prediction_width(tier.model)), torch.nan)  # a diverged reply is refused
-            logits = exits.get(host.name, {}).get(last_exit(tier.model), missing)
+            host, end = hosts.get(tier, tier), last_exit(tier.model)
+            known = [exits[key][end] for number in range(len(parts)) if (key := (host.name, number)) in exits]
+            if len(known) < len(parts):  # a diverged model: its replies are refused, or some of them
+                known = [torch.full((len(rows), prediction_width(tier.model)), torch.nan)]
+            logits = torch.cat(known)
             found[tier] = torch.empty_like(logits).index_copy_(0, shuffled, logits) if host in dependent else logits
         return found
 

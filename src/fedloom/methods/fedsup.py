@@ -6,7 +6,7 @@ largest one's logits. The server averages. Afterwards any subnet can be cut out 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from ..client import (
     fit,
     like,
     on_device,
+    subnet_entries,
     subnet_logits,
     supervised_loss,
 )
@@ -33,6 +34,9 @@ from ._supernet import SpaceChoice, build_space, space_problem
 from .method import Method, MethodInfo
 
 
+IdleWeights = Literal["decay", "keep"]
+
+
 @dataclass(frozen=True)
 class FedSup(Method):
     """FedSup: every device trains the whole supernet and some of its subnets, of which any can be deployed later.
@@ -43,14 +47,15 @@ class FedSup(Method):
         a search space; or a list of choices for each setting of the model.
     subnets : the number of nets trained on each batch, the paper's M.
     sandwich : whether these are the largest net, random ones and, with three or more, the smallest; else all are
-        random, and the first of them learns the labels. Weights that are in none of a step's nets then have a zero
-        gradient: momentum and weight decay go on for them, as in a torch optimizer whose gradients are zeroed. The
-        paper does not say; with the largest net in every step there are no such weights.
+        random, and the first of them learns the labels.
     distillation : whether all but the first learn the largest net's outputs; else the labels. By cross entropy with its
         probabilities where classes or labels are learned, and by the squared difference where numbers are.
     proximal : the strength of FedProx's proximal term, its mu; 0: none.
     subnet_stream : "device": every device draws its own subnets, as published; "shared": all devices train the same
         ones in a step, so that they run as one network.
+    idle_weights : what becomes of weights that are in none of a step's nets, of which there are none with the sandwich
+        rule. "decay": their gradient is zero, and momentum and weight decay go on, as in a torch optimizer whose
+        gradients are zeroed; "keep": they and their momentum stay. The paper does not say.
     """
 
     info = MethodInfo(paper="Kim & Yun, 2022", uploads="weights of the supernet, example count")
@@ -61,6 +66,7 @@ class FedSup(Method):
     distillation: bool = True
     proximal: Annotated[NonNegative, SearchRange(0.0, 0.1)] = 0.0
     subnet_stream: SubnetStream = "device"
+    idle_weights: IdleWeights = "decay"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         supernet = context.fleet.global_model
@@ -84,7 +90,12 @@ class FedSup(Method):
                     total = total + supervised_loss(student, batch)
             return total + self.proximal * distance(weights, inbox["weights"]) if self.proximal else total
 
-        return ClientResult(upload={"weights": fit(client, inbox["weights"], loss)})
+        def entries(batch: Batch) -> Tensors:
+            return subnet_entries(self._draw_subnets(client, batch), client.model, inbox["weights"])
+
+        keeps = self.idle_weights == "keep" and not self.sandwich
+        trained = fit(client, inbox["weights"], loss, entries=entries if keeps else None)
+        return ClientResult(upload={"weights": trained})
 
     def _draw_subnets(self, client: Client, batch: Batch) -> list[list[Model]]:
         """The nets to train on this batch; the first learns its labels."""

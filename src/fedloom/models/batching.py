@@ -68,9 +68,14 @@ STATISTICS = ("running_mean", "running_var")
 INTERLEAVED, FOLDED, BY_VMAP = "interleaved", "folded", "run by vmap"
 """What a fast mode does to a module, in messages."""
 
-TRIALS_PER_KIND = 16
-"""After this many models of a kind gave the same answer, further ones are assumed to give it too. A fleet has fewer
-sizes, but methods that draw a subnet in every step would spend most of their time on trials."""
+TRIALS_PER_KIND, TRIALS_OF_OWN = 16, 4
+"""After this many models of a kind gave the same answer, further ones are assumed to give it too; fewer of our own
+families. A fleet has fewer sizes, but methods that draw a subnet in every step would spend most of their time on
+trials."""
+
+
+def trials_per_kind(build: Family) -> int:
+    return TRIALS_OF_OWN if getattr(build, "__module__", "").startswith("fedloom.models.") else TRIALS_PER_KIND
 
 
 Kernels = Literal["torch", "lanes"]
@@ -175,7 +180,7 @@ def batching_mode(model: ModelSpec, training: bool, tracking: bool) -> tuple[Bat
         in_lanes = model.kernels == "lanes"
         return choose_mode(module, all_shapes(model), trial_inputs(model), stochastic, gradients, in_lanes)
 
-    return _infer_or_try(known, run_trial)
+    return _infer_or_try(known, run_trial, trials_per_kind(model.build))
 
 
 def why_one_by_one(model: ModelSpec) -> str | None:
@@ -192,7 +197,8 @@ def is_stochastic(model: ModelSpec) -> bool:
         module = _functional_module(model, True, False, torch.get_default_dtype())
         return draws_random_numbers(module, all_shapes(model), trial_inputs(model))
 
-    return _infer_or_try(_known_stochastic(_kind(model, training=True, tracking=False)), run_trial)
+    known = _known_stochastic(_kind(model, training=True, tracking=False))
+    return _infer_or_try(known, run_trial, trials_per_kind(model.build))
 
 
 @lru_cache(maxsize=256)
@@ -235,9 +241,9 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
     return torch.allclose(left.double(), right.double(), rtol=0, atol=0, equal_nan=True)
 
 
-def _infer_or_try(known: list[Result], run_trial: Callable[[], Result]) -> Result:
+def _infer_or_try(known: list[Result], run_trial: Callable[[], Result], enough: int) -> Result:
     """The unanimous result of enough earlier models of the kind, or else that of a trial, which is recorded."""
-    if len(known) >= TRIALS_PER_KIND and len(set(known)) == 1:
+    if len(known) >= enough and len(set(known)) == 1:
         return known[0]
     known.append(run_trial())
     return known[-1]

@@ -29,7 +29,6 @@ from ..tensors import Tensors, fingerprint
 from . import structure
 from .axes import Layout, Layouts, ModelShapes, axis_pairs, covered_entries
 from .batching import (
-    TRIALS_PER_KIND,
     BlockForward,
     Fold,
     Kernels,
@@ -45,6 +44,7 @@ from .batching import (
     statistic_slots,
     trial_batch,
     trial_inputs,
+    trials_per_kind,
     why_one_by_one,
 )
 from .concatenation import find_concatenated_inputs
@@ -634,10 +634,11 @@ def _find_concatenations(model: Model, module: nn.Module) -> Layouts:
     """By tracing; not if enough models of the kind had none, since methods draw a subnet in every step."""
     kind = ModelKind(model.build, structure.non_size_settings(dict(model.settings)), structure.layer_kinds(module))
     known = _known_concatenations(kind)
-    if len(known) >= TRIALS_PER_KIND and not any(known):
+    enough = trials_per_kind(model.build)
+    if len(known) >= enough and not any(known):
         return {}
     found = find_concatenated_inputs(module, model.inputs)
-    if len(known) < TRIALS_PER_KIND:
+    if len(known) < enough:
         known.append(any(found.values()))
     return found
 

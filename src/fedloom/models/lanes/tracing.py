@@ -361,6 +361,16 @@ def _group_norm(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: Group
     )
 
 
+def _layer_norm(
+    recorder: TraceRecorder, result: Tensor, x: Tensor, normalized_shape: Any, weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5,
+) -> None:  # fmt: skip
+    """Of features: group norm with one group. That of maps has a weight for every position."""
+    if x.dim() != 2 or recorder.values[recorder.value(x)].flat:
+        raise NoLaneKernelError("layer norm of positions has no lane kernel")
+    recorder.add("norm", result, (x,), (weight, bias), eps=eps, per_example=True, groups=1)
+
+
 def _instance_norm(recorder: TraceRecorder, result: Tensor, x: Tensor, layer: _InstanceNorm) -> None:
     recorder.add("norm", result, (x,), (layer.weight, layer.bias), eps=layer.eps, per_example=True, groups=x.shape[1])
 
@@ -401,4 +411,5 @@ RECORDED: dict[Any, Callable[..., None]] = {
     **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__), _divide),
     **dict.fromkeys((Tensor.contiguous, Tensor.clone, torch.clone), _same),
     F.dropout: _dropout,
+    F.layer_norm: _layer_norm,
 }
