@@ -17,7 +17,6 @@ from ..seeds import COLLECT_STATISTICS
 from ..settings import Count
 from ..tensors import Parcel, Tensors, combine
 
-
 POOL_PARTS = 8
 """Into so many parts all examples are divided, which are the lanes of a narrow net or the work of several processes."""
 
@@ -60,7 +59,9 @@ class BatchNormStatistics:
             if tier.model.statistics()
             for device in self._devices(fleet, tier, round_number)
         }
-        replies = sorted(ask(task, inboxes), key=lambda reply: (reply.device.name, reply.device.part)) if inboxes else []
+        replies = (
+            sorted(ask(task, inboxes), key=lambda reply: (reply.device.name, reply.device.part)) if inboxes else []
+        )
         of_tier = {tier: [reply for reply in replies if reply.device.tier == tier.name] for tier in models}
         of_tier = {tier: own if _is_whole(own) else [] for tier, own in of_tier.items()}
         return {tier: {**weights, **_mean_statistics(tier.model, of_tier[tier])} for tier, weights in models.items()}

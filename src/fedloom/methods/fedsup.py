@@ -33,7 +33,6 @@ from ..tensors import Parcel, Tensors
 from ._supernet import SpaceChoice, build_space, space_problem
 from .method import Method, MethodInfo
 
-
 IdleWeights = Literal["decay", "keep"]
 
 

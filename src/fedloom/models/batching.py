@@ -68,7 +68,7 @@ STATISTICS = ("running_mean", "running_var")
 INTERLEAVED, FOLDED, BY_VMAP = "interleaved", "folded", "run by vmap"
 """What a fast mode does to a module, in messages."""
 
-TRIALS_PER_KIND, TRIALS_OF_OWN = 16, 4
+TRIALS_PER_KIND, TRIALS_OF_OWN = 16, 2
 """After this many models of a kind gave the same answer, further ones are assumed to give it too; fewer of our own
 families. A fleet has fewer sizes, but methods that draw a subnet in every step would spend most of their time on
 trials."""

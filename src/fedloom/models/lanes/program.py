@@ -26,10 +26,7 @@ class BlockPass:
 
     def __init__(self, program: "Program", weights: Sequence[Tensor]):
         self.program = program
-        self.weights = list(weights)
-        for number, (weight, strides) in enumerate(zip(weights, program.strides, strict=True)):
-            if weight.stride() != strides:
-                self.weights[number] = disarrange(arrange(weight))
+        self.weights = program.arranged(weights)
         self.addresses = [weight.data_ptr() for weight in self.weights]
         self.values: list[Tensor | None] = [None] * len(program.trace.values)
         self.saved: dict[int, Any] = {}
@@ -569,6 +566,7 @@ class Program:
             step.output: [n for n in (*step.inputs, step.output) if last[n] is step and n not in self.outputs]
             for step in self.steps
         }
+        self._last_arranged: tuple[list[Tensor], list[int], list[Tensor]] = ([], [], [])
         self.free_kept = {key: [n for n in values if n not in self.kept] for key, values in self.free.items()}
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> tuple[Any, dict[str, Tensor]]:
@@ -589,6 +587,27 @@ class Program:
             found = tuple(self.unfold(run.value(number), number) for number in self.outputs)
         tensors = dict(zip(self.outputs, found, strict=True))
         return tree_map(tensors.__getitem__, self.trace.outputs), statistics
+
+    def arranged(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The weights as the kernels want them in memory; those of the last pass if they are the same.
+
+        Parameters
+        ----------
+        weights : the weights of each device, [K, ...].
+        """
+        if all(weight.stride() == strides for weight, strides in zip(weights, self.strides, strict=True)):
+            return list(weights)
+        fixed = not any(weight.requires_grad or weight.is_inference() for weight in weights)
+        versions = [weight._version for weight in weights] if fixed else []
+        given, known, found = self._last_arranged
+        if fixed and versions == known and all(a is b for a, b in zip(weights, given, strict=True)):
+            return found
+        found = [
+            weight if weight.stride() == strides else disarrange(arrange(weight))
+            for weight, strides in zip(weights, self.strides, strict=True)
+        ]
+        self._last_arranged = (list(weights), versions, found) if fixed else ([], [], [])
+        return found
 
     def forward(self, weights: Sequence[Tensor], x: Tensor, free: Mapping[int, Sequence[int]]) -> BlockPass:
         run = BlockPass(self, weights)
