@@ -5,7 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from benchmarks.output import format_table, progress, write_output
 from benchmarks.peers.workload import Workload
 
 WORKLOADS = [Workload("CNN e", (4, 8, 16, 32)), Workload("CNN c", (16, 32, 64, 128))]
-NEEDS = {"flower": ("flwr", "ray"), "pfl": ("pfl",)}
+NEEDS = {"flower": ("flwr", "ray"), "pfl": ("pfl",), "fedjax": ("fedjax", "jax", "optax")}
 
 Seconds = list[list[float]]
 """Seconds by repeat, then by round."""
@@ -32,13 +32,13 @@ class System:
     loss: float | None = None
 
 
-def find_systems(flower: str | None, pfl: str | None) -> list[System]:
+def find_systems(pythons: Mapping[str, str | None]) -> list[System]:
+    """The plain loop, fedloom, and every peer, by the interpreter named for it or by this one."""
     systems = [System("plain", "plain_loop"), System("fedloom", "fedloom_simulation")]
-    for peer, python in (("flower", flower), ("pfl", pfl)):
-        installed = has_modules(python or sys.executable, NEEDS[peer])
-        systems.append(
-            System(peer, f"{peer}_simulation", python or sys.executable, "ok" if installed else "not installed")
-        )
+    for peer, needed in NEEDS.items():
+        python = pythons.get(peer) or sys.executable
+        status = "ok" if has_modules(python, needed) else "not installed"
+        systems.append(System(peer, f"{peer}_simulation", python, status))
     return systems
 
 
@@ -132,8 +132,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, min(2, os.cpu_count() or 1)}))
-    parser.add_argument("--flower-python", metavar="PATH", help="an interpreter with flwr[simulation]")
-    parser.add_argument("--pfl-python", metavar="PATH", help="an interpreter with pfl and torch")
+    for peer, needed in NEEDS.items():
+        modules = ", ".join([*needed, "torch"])
+        parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"an interpreter with {modules}")
     options = parser.parse_args(arguments)
     workloads = (
         [replace(workload, devices=16, steps=1, rounds=2) for workload in WORKLOADS] if options.quick else WORKLOADS
@@ -141,6 +142,6 @@ def main(arguments: list[str]) -> None:
     results = []
     for workload in workloads:
         for workers in options.workers[-1:] if options.quick else options.workers:
-            systems = find_systems(options.flower_python, options.pfl_python)
+            systems = find_systems({peer: getattr(options, f"{peer}_python") for peer in NEEDS})
             results += measure(replace(workload, workers=workers), systems, 1 if options.quick else options.repeats)
     write_output(format_rows(results), {"peers": results}, options.format)
