@@ -385,3 +385,34 @@ def test_layer_norm_of_flattened_maps_is_refused() -> None:
     weights = {name: draw(DEVICES, *w.shape) for name, w in module.named_parameters()}
     with pytest.raises(NoLaneKernelError, match="layer norm"):
         interleave_devices(FunctionalModule(module, training=True))(weights, draw(DEVICES, 5, 1, 2, 2))
+
+
+class Sums(nn.Module):
+    """A convolution's result that is added to something, and is read again or not: by itself, or by another name."""
+
+    def __init__(self, again: str):
+        super().__init__()
+        self.again, self.first, self.second = again, nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.second(torch.relu(x))
+        other = y.clone() if self.again == "copied" else y
+        found = y + x
+        return (found if self.again == "no" else found + other).flatten(1)
+
+
+@pytest.mark.parametrize("again", ["no", "itself", "copied"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_sum_in_memory_of_convolution_matches_torch(again: str, trains: bool) -> None:
+    module = Sums(again).double()
+    net = FunctionalModule(module, training=True)
+    weights = {name: draw(DEVICES, *w.shape, seed=len(name)) for name, w in module.named_parameters()}
+    found = []
+    for run in (interleave_devices(net), loop_over_devices(net)):
+        leaves = {name: weight.clone().requires_grad_(trains) for name, weight in weights.items()}
+        y = run(leaves, draw(DEVICES, 4, 1, 3, 3, seed=9))[0].logits
+        slopes = torch.autograd.grad(y.square().sum(), list(leaves.values())) if trains else ()
+        found.append([y.detach(), *slopes])
+    for mine, other in zip(*found, strict=True):
+        assert float((mine - other).abs().max()) <= 1e-12 * max(1.0, float(other.abs().max()))

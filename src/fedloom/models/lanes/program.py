@@ -387,9 +387,12 @@ class Rescale(LaneStep):
 
 
 class Add(LaneStep):
+    into: int | None = None
+    """The input whose memory takes the sum: the result of a convolution that nothing else reads."""
+
     def forward(self, run: BlockPass) -> None:
-        left, right = self.inputs
-        run.values[self.output] = run.value(left) + run.value(right)
+        left, right = map(run.value, self.inputs)
+        run.values[self.output] = torch.add(left, right, out=None if self.into is None else run.value(self.into))
 
     def backward(self, run: BlockPass, gradient: Tensor) -> None:
         for number in self.inputs:
@@ -566,6 +569,11 @@ class Program:
             step.output: [n for n in (*step.inputs, step.output) if last[n] is step and n not in self.outputs]
             for step in self.steps
         }
+        shared = {number for step in self.steps if isinstance(step, Alias) for number in step.inputs}
+        fresh = {step.output for step in self.steps if isinstance(step, Convolution)} - self.kept - shared
+        for step in self.steps:
+            if isinstance(step, Add):
+                step.into = next((n for n in step.inputs if n in fresh and n in self.free[step.output]), None)
         self._last_arranged: tuple[list[Tensor], list[int], list[Tensor]] = ([], [], [])
         self.free_kept = {key: [n for n in values if n not in self.kept] for key, values in self.free.items()}
 
