@@ -49,7 +49,7 @@ from .optimizers import (
     optimizer_at,
 )
 from .plan import DevicePlan, Schedule, Step, draw_plan, merge_plans
-from .subnets import SubnetStream, draw_subnets, subnet_entries, subnet_logits
+from .subnets import SubnetStream, draw_subnets, subnet_logits
 from .task import Bounded, BundleSpec, Layout, Like, Task, join_tasks, like, on_any_device, on_device, shaped, tasks_of
 
 __all__ = [
@@ -61,6 +61,5 @@ __all__ = [
     "draw_subnets", "dummy_loss", "evaluate_without_padding", "fit", "fits_task", "gradient", "join_optimizers",
     "join_tasks", "joining_key", "label_loss", "like", "mask_logits", "merge_plans", "on_any_device", "on_device",
     "optimizer_at", "represent", "representation_kind", "select_examples", "shaped", "soft_cross_entropy",
-    "subnet_entries", "subnet_logits", "sum_batch_statistics", "supervised_loss", "tasks_of",
-    "with_batchnorm_statistics",
+    "subnet_logits", "sum_batch_statistics", "supervised_loss", "tasks_of", "with_batchnorm_statistics",
 ]  # fmt: skip

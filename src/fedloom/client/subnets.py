@@ -13,7 +13,7 @@ from torch import Tensor
 from ..footprints import subnet_footprint
 from ..models import Model, StepSeeds
 from ..seeds import SUBNET, generator
-from ..tensors import Tensors, combine
+from ..tensors import Tensors
 from .client import Batch
 
 SubnetStream = Literal["device", "shared"]
@@ -65,26 +65,3 @@ def subnet_logits(subnets: Sequence[Model], supernet: Model, weights: Tensors, b
         logits[k] = subnet(part, batch.x[k : k + 1], seeds).logits
     idle = torch.zeros_like(next(iter(logits.values())))
     return torch.cat([logits.get(k, idle) for k in range(len(subnets))])
-
-
-def subnet_entries(drawn: Sequence[Sequence[Model]], supernet: Model, weights: Tensors) -> dict[str, Tensor]:
-    """Which of the supernet's entries are in at least one of a step's subnets.
-
-    Parameters
-    ----------
-    drawn : the subnets, of which each item is one for all devices, or one for each.
-    supernet : the model that contains them.
-    weights : the supernet's weights, [K, ...].
-
-    Returns
-    -------
-    Booleans, [K, ...], by name of the weight.
-    """
-    found = combine(lambda weight: torch.zeros_like(weight, dtype=torch.bool), weights)
-    none = {name: torch.zeros_like(entries[0]) for name, entries in found.items()}
-    for subnets in drawn:
-        for k, subnet in enumerate(subnets):
-            footprint = subnet_footprint(subnet, supernet)
-            for name, entries in footprint.write(none, combine(torch.ones_like, footprint.read(none))).items():
-                found[name][slice(None) if len(subnets) == 1 else k] |= entries
-    return found

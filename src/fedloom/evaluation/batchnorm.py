@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from ..client import Client, ClientResult, Layout, Schedule, on_device, shaped, sum_batch_statistics
-from ..fleet import Ask, Device, Fleet, Reply, Tier, count_parameters
+from ..fleet import Ask, Device, Fleet, Reply, Tier, count_parameters, in_parts
 from ..models import Model
 from ..seeds import COLLECT_STATISTICS
 from ..settings import Count
@@ -82,7 +82,7 @@ class BatchNormStatistics:
         if self.query == "per_device":
             return _capable_devices(fleet, tier, round_number)
         # the first batches are all in the first part
-        return fleet.pooled_device(tier).in_parts(POOL_PARTS if self.max_batches is None else 1)
+        return in_parts(fleet.pooled_device(tier), POOL_PARTS if self.max_batches is None else 1)
 
 
 def _is_whole(replies: Sequence[Reply]) -> bool:

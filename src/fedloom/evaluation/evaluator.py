@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..client import Client, Schedule, mask_logits
 from ..data import Dataset, LearningTask
-from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, ServerModel, Tier
+from ..fleet import Ask, Device, DeviceModel, EvalTarget, Fleet, ModelWeights, ServerModel, Tier, in_parts
 from ..models import Model, exit_names, last_exit
 from ..tensors import Parcel, Tensors, fingerprint
 from .batchnorm import BatchNormStatistics
@@ -177,7 +177,7 @@ class Evaluator:
             for tier, weights in models.items()
             if tier not in hosts
             for device, own, part in zip(
-                fleet.evaluation_device(tier).in_parts(len(parts)),
+                in_parts(fleet.evaluation_device(tier), len(parts)),
                 (rows[shuffled] if tier in dependent else rows).split([int(part.sum()) for part in parts]),
                 parts,
                 strict=True,

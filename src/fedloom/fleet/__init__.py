@@ -12,6 +12,7 @@ from .tiers import (
     count_parameters,
     device_name,
     find_nesting_problem,
+    in_parts,
     make_nested_tiers,
     make_tiers,
 )
@@ -20,6 +21,6 @@ __all__ = [
     "SERVER_PREFIX", "UNCOMPRESSED", "Ask", "Assignment", "ByteCounter", "Channel", "Device", "DeviceModel", "Engine",
     "EvalTarget", "Exchange", "Fleet", "Inboxes", "InvalidTier", "ModelWeights", "Reply", "Request", "Responses",
     "RoundContext", "Sampling", "ServerModel", "Tier", "Traffic", "Transport", "count_parameters", "device_name",
-    "draw_cohort", "expected_participants", "find_nesting_problem", "make_ask", "make_nested_tiers", "make_tiers",
-    "tier_slices",
+    "draw_cohort", "expected_participants", "find_nesting_problem", "in_parts", "make_ask", "make_nested_tiers",
+    "make_tiers", "tier_slices",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ class Device:
     footprint : where the model lies in the global model.
     pooled_from : simulation only: it holds the data of these devices.
     is_server : whether it is the server itself, with the model of a device and no examples.
-    part : simulation only: which part of the work it does, and of how many (`in_parts`).
+    part : which part of the work it does, and of how many (`in_parts`).
     """
 
     name: str
@@ -47,18 +47,6 @@ class Device:
     pooled_from: tuple[str, ...] = ()
     is_server: bool = False
     part: tuple[int, int] = (0, 1)
-
-    def in_parts(self, count: int) -> list["Device"]:
-        """The same device once for each part of its work, so that several processes can share it.
-
-        The parts of a pooled device go through the same batches as the whole. How many there are must not depend on the
-        machine, or results would.
-
-        Parameters
-        ----------
-        count : the number of parts.
-        """
-        return [replace(self, part=(index, count)) for index in range(count)]
 
     def with_model(self, model: Model, global_model: Model, tier: str | None = None) -> "Device":
         """The same device with another part of the global model, for one request.

@@ -176,6 +176,20 @@ class Fleet:
         return tuple(filled + [len(self.tiers) - 1] * (self.size - len(filled)))
 
 
+def in_parts(device: Device, count: int) -> list[Device]:
+    """The same device once for each part of its work, so that several processes can share it.
+
+    The parts of a pooled device go through the same batches as the whole. How many there are must not depend on the
+    machine, or results would.
+
+    Parameters
+    ----------
+    device : a pooled device or the server.
+    count : the number of parts.
+    """
+    return [replace(device, part=(index, count)) for index in range(count)]
+
+
 def device_name(index: int, fleet_size: int) -> str:
     """The index, zero-padded so that names sort like numbers.
 

@@ -4,10 +4,12 @@ Every device holds the whole supernet. On each batch it trains the largest net o
 largest one's logits. The server averages. Afterwards any subnet can be cut out for any device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from ..client import (
@@ -21,15 +23,14 @@ from ..client import (
     fit,
     like,
     on_device,
-    subnet_entries,
     subnet_logits,
     supervised_loss,
 )
 from ..fleet import Fleet, RoundContext
-from ..footprints import ClientUpdate
+from ..footprints import ClientUpdate, subnet_footprint
 from ..models import Model
 from ..settings import Count, NonNegative, SearchRange
-from ..tensors import Parcel, Tensors
+from ..tensors import Parcel, Tensors, combine
 from ._supernet import SpaceChoice, build_space, space_problem
 from .method import Method, MethodInfo
 
@@ -90,7 +91,7 @@ class FedSup(Method):
             return total + self.proximal * distance(weights, inbox["weights"]) if self.proximal else total
 
         def entries(batch: Batch) -> Tensors:
-            return subnet_entries(self._draw_subnets(client, batch), client.model, inbox["weights"])
+            return _entries_inside(self._draw_subnets(client, batch), client.model, inbox["weights"])
 
         keeps = self.idle_weights == "keep" and not self.sandwich
         trained = fit(client, inbox["weights"], loss, entries=entries if keeps else None)
@@ -107,3 +108,15 @@ class FedSup(Method):
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         return space_problem("fedsup", self.space, fleet)
+
+
+def _entries_inside(drawn: Sequence[Sequence[Model]], supernet: Model, weights: Tensors) -> Tensors:
+    """Which of the supernet's entries are in at least one of a step's subnets, booleans [K, ...] by name."""
+    found = combine(lambda weight: torch.zeros_like(weight, dtype=torch.bool), weights)
+    none = {name: torch.zeros_like(entries[0]) for name, entries in found.items()}
+    for subnets in drawn:
+        for k, subnet in enumerate(subnets):
+            footprint = subnet_footprint(subnet, supernet)
+            for name, entries in footprint.write(none, combine(torch.ones_like, footprint.read(none))).items():
+                found[name][slice(None) if len(subnets) == 1 else k] |= entries
+    return found
