@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # one torch thread a process: more are slower for nets of this size, and results stay the same everywhere
 export OMP_NUM_THREADS := 1
+# modules are compiled once, not at every start
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup run test test-slow test-flower bench check docs dist clean
 

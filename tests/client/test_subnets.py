@@ -1,6 +1,7 @@
 """Subnets drawn step by step and trained through the whole net they are parts of."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedloom.client import Batch, Schedule, draw_plan, draw_subnets, gradient, merge_plans, subnet_logits
+from fedloom.client import Batch, Schedule, draw_plan, draw_subnets, gradient, merge_plans, subnet_logits, subnets
 from fedloom.data import Examples, Preparation
+from fedloom.footprints import subnet_footprint
 from fedloom.models import Model, StepSeeds, build_model
+from fedloom.models.lanes import lay_out, read_parts
 from fedloom.seeds import generator
+from fedloom.tensors import Tensors
 
 Weights = Callable[..., dict[str, Tensor]]
 
@@ -107,7 +111,7 @@ def cut(net: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_subnet_logits_one_per_device_matches_single_devices(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
     whole, weights, batch = scene
     nets = parts_of(whole)
-    made = subnet_logits(nets, whole, weights, batch)
+    [made] = subnet_logits([nets], whole, weights, batch)
     for k, net in enumerate(nets):
         own = {name: tensor[k : k + 1] for name, tensor in cut(net, weights).items()}
         assert torch.allclose(made[k : k + 1], net(own, batch.x[k : k + 1], StepSeeds((1,))).logits, atol=1e-10)
@@ -117,8 +121,8 @@ def test_subnet_logits_one_per_device_matches_single_devices(scene: tuple[Model,
 def test_subnet_logits_shared_subnet_equals_one_for_each(scene: tuple[Model, dict[str, Tensor], Batch]) -> None:
     whole, weights, batch = scene
     for net in parts_of(whole):
-        at_once = subnet_logits([net], whole, weights, batch)
-        each = subnet_logits([net] * 3, whole, weights, batch)
+        [at_once] = subnet_logits([[net]], whole, weights, batch)
+        [each] = subnet_logits([[net] * 3], whole, weights, batch)
         assert torch.allclose(at_once, each, atol=1e-10)
 
 
@@ -131,7 +135,7 @@ def test_subnet_logits_gradient_lies_in_the_subnet(scene: tuple[Model, dict[str,
     def loss(logits: Tensor) -> Tensor:
         return logits.square().mean((1, 2))
 
-    slopes = gradient(lambda w, b: loss(subnet_logits(nets, whole, w, b)), weights, batch)
+    slopes = gradient(lambda w, b: loss(subnet_logits([nets], whole, w, b)[0]), weights, batch)
     for k, net in enumerate(nets):
         own = {name: tensor[k : k + 1].clone() for name, tensor in cut(net, weights).items()}
         one = Batch(batch.x[k : k + 1], batch.y[k : k + 1], StepSeeds((1,)))
@@ -152,8 +156,55 @@ def test_subnet_logits_each_device_has_own_dropout(block_weights: Weights) -> No
     weights = {name: tensor[:1].expand(2, *tensor.shape[1:]) for name, tensor in block_weights(net, 1).items()}
     x, y = torch.ones(2, 4, 20, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.int64)
     apart, alike = (
-        subnet_logits([net, net], net, weights, Batch(x, y, StepSeeds(seeds))) for seeds in ((1, 2), (1, 1))
+        subnet_logits([[net, net]], net, weights, Batch(x, y, StepSeeds(seeds)))[0] for seeds in ((1, 2), (1, 1))
     )
     assert torch.equal(alike[0], alike[1])
     assert torch.equal(apart[0], alike[0])
     assert not torch.equal(apart[0], apart[1])
+
+
+def gradients_as_views(drawn: list[list[Model]], whole: Model, weights: Tensors, batch: Batch) -> dict[str, Tensor]:
+    """The gradients through views of the whole model's weights."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+    total = torch.zeros(())
+    for nets in reversed(drawn):
+        logits = nets[0](subnet_footprint(nets[0], whole).read(leaves), batch.x, batch.step_seeds).logits
+        total = total + logits.square().mean((1, 2)).sum()
+    return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values()), materialize_grads=True), strict=True))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("order", [(0, 1), (0, 1, 2), (1, 2), (2, 1, 0), (1,)])
+def test_subnet_logits_in_lanes_sums_gradients(
+    devices: int,
+    order: tuple[int, ...],
+    tiny_model: Callable[..., Model],
+    block_weights: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nested or not, with the whole model or without, with idle devices or without."""
+    pytest.importorskip("numba")
+    in_one_go: list[bool] = []
+
+    def watched(*arguments: Any) -> Any:
+        parts = read_parts(*arguments)
+        in_one_go.append(parts is not None)
+        return parts
+
+    monkeypatch.setattr(subnets, "read_parts", watched)
+    whole = replace(tiny_model("mobilenet", widths=(4, 6), depths=(1, 2), kernels=(5, 5)), kernels="lanes")
+    weights = lay_out(block_weights(whole, devices))
+    drawn = [[parts_of(whole)[number]] for number in order]
+    x, y = torch.randn(devices, 4, 1, 6, 6), torch.randint(0, 4, (devices, 4))
+    for running in (None, (0,)):
+        batch = Batch(x, y, StepSeeds(tuple(range(devices)), running=running))
+
+        def loss(inside: Tensors, batch: Batch) -> Tensor:
+            each = subnet_logits(drawn, whole, inside, batch)
+            return torch.stack([logits.square().mean((1, 2)) for logits in each]).sum(0)
+
+        found, expected = gradient(loss, weights, batch), gradients_as_views(drawn, whole, weights, batch)
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, atol=1e-12), name
+    assert in_one_go == [True] * 2

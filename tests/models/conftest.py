@@ -6,6 +6,9 @@ import pytest
 
 from fedloom.models import MODELS
 
+LAST_LAYERS = {"columnnet": "columns.1.classifier"}
+"""Of the tiny families whose last layer is not called `classifier`."""
+
 NORMED = [name for name, build in sorted(MODELS.items()) if "normalization" in inspect.signature(build).parameters]
 OF_TOKENS = [name for name, build in sorted(MODELS.items()) if "tokens" in inspect.signature(build).parameters]
 

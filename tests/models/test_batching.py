@@ -1,6 +1,7 @@
 """A block of devices computes what each device computes alone, in every batching mode."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any, get_args
 
@@ -350,7 +351,8 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
         batching._single_device_forward,
         batching._multi_device_forward,
         batching.batching_mode,
-        batching._known_modes,
+        batching._mode_trials,
+        batching._kind,
     )
     tried: list[nn.Module] = []
 
@@ -359,7 +361,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[nn.Module]]:
         return choose_mode(module, *arguments)
 
     monkeypatch.setattr(batching, "choose_mode", watched)
-    monkeypatch.setattr(batching, "trials_per_kind", lambda build: 2)
+    monkeypatch.setattr(batching, "trials_per_kind", lambda kind: 2)
     for cache in caches:
         cache.cache_clear()
     yield tried
@@ -379,9 +381,76 @@ def test_trials_many_subnets_of_a_kind_stop_early_and_stay_correct(
         assert_block_matches_single_devices(
             net, block_weights(net, DEVICES), images(net.input_shape), True, pick_device
         )
-    assert (
-        0 < len(trials) <= 2 * 4 < len(nets)
-    )  # kinds of blocks: with or without a change of width, with or without stride
+    # kinds of blocks: with or without a change of width, with or without stride
+    assert 0 < len(trials) <= 2 * 4 < len(nets)
+
+
+def test_trials_of_deep_nets_answer_for_nets_of_fewer_kinds_of_layers(trials: list[nn.Module]) -> None:
+    """But not the other way round: shallow nets have no block that keeps its width."""
+
+    def nets(depth: int) -> list[Model]:
+        sizes = [{"stem": 3, "kernels": (3, 3), "widths": (w, w + 2), "depths": (depth, depth)} for w in (4, 5, 6)]
+        return [build_model("mobilenet", mobilenet, size, (1, 8, 8), 4) for size in sizes]
+
+    def tried(*models: Model) -> int:
+        before = len(trials)
+        for model in models:
+            batching.batching_mode(model, True, False)
+        return len(trials) - before
+
+    assert (tried(*nets(2)), tried(*nets(1))) == (2, 0)
+    batching._mode_trials.cache_clear()
+    batching.batching_mode.cache_clear()
+    assert (tried(*nets(1)), tried(*nets(2))) == (2, 2)
+
+
+def dilated(width: int, dilation: tuple[int, int]) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, width, 3, dilation=dilation), nn.Flatten(), nn.LazyLinear(4))
+
+
+def cells(width: int, count: tuple[int, int]) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, width, 3), nn.AdaptiveAvgPool2d(count), nn.Flatten(), nn.LazyLinear(4))
+
+
+@pytest.mark.parametrize("build", [dilated, cells])
+def test_trials_of_nets_with_lane_kernels_do_not_answer_for_those_without(
+    build: Callable[..., nn.Module], trials: list[nn.Module]
+) -> None:
+    """Whose layers differ in a pair of numbers, which as a rule is a size."""
+    pytest.importorskip("numba")
+    settings = [{"width": 4, "how": (1, 1)}, {"width": 6, "how": (1, 1)}, {"width": 8, "how": (2, 2)}]
+
+    def family(width: int, how: tuple[int, int]) -> nn.Module:
+        module = build(width, how)
+        module(torch.zeros(1, 1, 8, 8))  # gives the last layer its size
+        return module
+
+    modes = [
+        batching.batching_mode(replace(build_model("own", family, one, (1, 8, 8), 4), kernels="lanes"), True, False)[0]
+        for one in settings
+    ]
+    assert modes[:2] == [batching.interleave_devices] * 2
+    assert modes[2] is not batching.interleave_devices
+
+
+def sometimes_dropping(depth: int, width: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(5, width)]
+    if depth > 2:
+        layers += [nn.Dropout(0.5), nn.Linear(width, width)]
+    return nn.Sequential(*layers, nn.Linear(width, 4))
+
+
+def test_mode_of_a_net_does_not_depend_on_which_came_before(trials: list[nn.Module]) -> None:
+    def found(*depths: int) -> list[Any]:
+        for cache in (batching._mode_trials, batching.batching_mode, batching._draw_trials, batching.is_stochastic):
+            cache.cache_clear()
+        sizes = [{"depth": depth, "width": width} for width, depth in enumerate(depths, 4)]
+        return [
+            batching.batching_mode(build_model("dropping", sometimes_dropping, size, (5,), 4), True, False)
+            for size in sizes
+        ]
+
+    assert found(2) == found(3, 3, 2)[2:]
 
 
 class Perhaps(nn.Module):

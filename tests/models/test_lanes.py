@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
@@ -15,10 +16,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.models import Model, StepSeeds, build_model, choose_kernels, kernels
-from fedloom.models.batching import FunctionalModule, batching_mode, interleave_devices, loop_over_devices
+from fedloom.models import Model, Outputs, StepSeeds, build_model, choose_kernels, kernels
+from fedloom.models.batching import (
+    FunctionalModule,
+    _agree_on_gradients,
+    all_shapes,
+    batching_mode,
+    interleave_devices,
+    loop_over_devices,
+    trial_batch,
+    trial_inputs,
+)
 from fedloom.models.lanes import NoLaneKernelError, filled, lay_out
 from fedloom.models.lanes.block import SPREAD
+from fedloom.models.lanes.layout import ArrangedWeights
+from fedloom.models.lanes.tracing import trace
+from fedloom.models.layers import StaticBatchNorm
 from fedloom.models.normalization import Normalization
 from tests.models.block_checks import Pick, assert_block_matches_single_devices, outputs_and_gradients
 
@@ -27,6 +40,7 @@ pytest.importorskip("numba")
 DEVICES = 3
 INTERLEAVED = (
     "bottleneck",
+    "columnnet",
     "convnet",
     "convnet1d",
     "lenet",
@@ -288,6 +302,32 @@ def test_weights_lie_in_one_piece_and_keep_their_values() -> None:
     assert [laid[name].storage_offset() for name in "abc"] == [0, 12, 12 + 216]
 
 
+def test_device_of_a_block_in_lanes_reads_its_own_weights(
+    tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
+) -> None:
+    """Its strides are those of the block, and of as many lanes as its examples are spread over."""
+    net = in_lanes(tiny_model("convnet", normalization="group"))
+    weights, x = block_weights(net, SPREAD), draw(1, 2 * SPREAD, *net.input_shape)
+    block = lay_out(weights)
+    with torch.no_grad():
+        for k in (0, SPREAD - 1):
+            own, part = ({name: one[k : k + 1] for name, one in each.items()} for each in (weights, block))
+            assert torch.equal(net(part, x).logits, net({name: one.clone() for name, one in own.items()}, x).logits)
+
+
+def test_arranged_weights_are_kept_as_long_as_the_weights() -> None:
+    arranged, weights = ArrangedWeights(), [draw(2, 3, 4)]
+    found, derived = arranged.find(weights, [(2, 3, 4)])
+    derived["of them"] = draw(1)
+    again, same = arranged.find(weights, [(2, 3, 4)])
+    assert again[0] is found[0] and same is derived
+    memory = weakref.ref(found[0])
+    del found, again
+    weights.clear()
+    assert memory() is None
+    assert arranged.find([draw(2, 3, 4)], [(2, 3, 4)])[1] == {}
+
+
 @pytest.mark.parametrize(("devices", "whole"), [(1, 1), (2, 2), (3, 4), (5, 8), (16, 16), (17, 32), (40, 48)])
 def test_filled_is_next_number_of_whole_vectors(devices: int, whole: int) -> None:
     assert filled(devices) == whole
@@ -306,13 +346,10 @@ def test_auto_chooses_lanes_for_large_nets_where_numba_is(monkeypatch: pytest.Mo
 def test_kernel_without_cache_folder_is_compiled_anyway(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     from fedloom.models.lanes import vectors
 
-    def njit(cache: bool = False, **options: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(**options)
+    def no_folder(function: Any) -> Any:
+        raise RuntimeError("cannot cache function: no locator available")
 
-    real = vectors.njit
-    monkeypatch.setattr(vectors, "njit", njit)
+    monkeypatch.setattr(vectors, "KernelCache", no_folder)
     vectors._announce.cache_clear()
 
     def double(number):  # type: ignore[no-untyped-def]
@@ -322,6 +359,17 @@ def test_kernel_without_cache_folder_is_compiled_anyway(monkeypatch: pytest.Monk
     with caplog.at_level(logging.INFO):
         assert vectors.kernel(double)(3) == 6
     assert caplog.messages == ["compiling kernels for this processor; it takes some seconds, and only the first time"]
+
+
+def test_kernels_on_disk_are_not_used_if_what_they_are_made_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.models.lanes import vectors
+
+    kernel = vectors.kernel(lambda number: 2 * number)
+    codegen = kernel.targetctx.codegen()
+    before = kernel._cache._index_key((), codegen)
+    assert before == kernel._cache._index_key((), codegen)
+    monkeypatch.setattr(vectors, "REVISION", "another")
+    assert before != kernel._cache._index_key((), codegen)
 
 
 @pytest.mark.slow
@@ -416,3 +464,119 @@ def test_sum_in_memory_of_convolution_matches_torch(again: str, trains: bool) ->
         found.append([y.detach(), *slopes])
     for mine, other in zip(*found, strict=True):
         assert float((mine - other).abs().max()) <= 1e-12 * max(1.0, float(other.abs().max()))
+
+
+class Detaching(nn.Module):
+    """What is detached is read elsewhere too, is an output, or is the only way to a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.first, self.second = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 1)
+        self.early, self.late = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Outputs:
+        maps = F.relu(self.first(x)) + F.relu(self.cut(x)).detach()
+        early = self.early(maps.mean((2, 3)))
+        late = self.late(F.relu(self.second(maps.detach()) + maps).mean((2, 3)))
+        return Outputs({"early": early, "late": early.detach() + late}, {})
+
+
+@pytest.mark.parametrize("exits", [("early", "late"), ("late",)])
+def test_detached_activation_gets_no_gradient_and_equals_torch(exits: tuple[str, ...]) -> None:
+    module = Detaching().double()
+    net = FunctionalModule(module, training=True)
+    weights = {name: draw(DEVICES, *w.shape, seed=len(name)) for name, w in module.named_parameters()}
+    found = []
+    for run in (interleave_devices(net), loop_over_devices(net)):
+        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+        made = run(leaves, draw(DEVICES, 4, 1, 3, 3, seed=9))[0].exits
+        total = torch.stack([made[name].square().sum() for name in exits]).sum()
+        slopes = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+        found.append({**{name: y.detach() for name, y in made.items()}, **dict(zip(leaves, slopes, strict=True))})
+    for name, tensor in found[1].items():
+        assert float((found[0][name] - tensor).abs().max()) <= 1e-12 * max(1.0, float(tensor.abs().max())), name
+    reached = {name for name in weights if bool(found[0][name].any())}
+    unreached = {"cut.weight", "cut.bias"} | ({"early.weight", "early.bias"} if exits == ("late",) else set())
+    assert reached == weights.keys() - unreached
+
+
+class Crossed(nn.Module):
+    """Its norms run in another order than they are assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = StaticBatchNorm(2), StaticBatchNorm(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x))).mean((2, 3))
+
+
+def test_tracked_statistics_are_in_the_order_of_the_module() -> None:
+    net = FunctionalModule(Crossed().double(), training=False, tracking=True)
+    weights = {name: draw(DEVICES, *w.shape, seed=len(name)) for name, w in net.module.named_parameters()}
+    found, expected = (
+        run(weights, draw(DEVICES, 4, 2, 3, 3))[1] for run in (interleave_devices(net), loop_over_devices(net))
+    )
+    assert list(found) == list(expected)
+    assert all(torch.allclose(found[name], tensor, rtol=0, atol=1e-12) for name, tensor in expected.items())
+
+
+class BranchingOnBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y + y if len(x) > 3 else y
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_lanes_net_that_depends_on_number_of_examples_matches_torch(batch: int) -> None:
+    """Only nets of known layers are recorded with fewer examples; here an unknown one is inside of a known one."""
+    module = nn.Sequential(nn.Linear(5, 4), BranchingOnBatch()).double()
+    net = FunctionalModule(module, training=True)
+    weights = {name: draw(DEVICES, *w.shape, seed=len(name)) for name, w in module.named_parameters()}
+    x = draw(DEVICES, batch, 5, seed=9)
+    found, expected = (run(weights, x)[0].logits for run in (interleave_devices(net), loop_over_devices(net)))
+    assert float((found - expected).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("family", INTERLEAVED)
+@pytest.mark.parametrize("mode", [(True, False), (False, False), (False, True)])
+def test_trace_of_sizes_is_that_of_numbers(
+    family: str, mode: tuple[bool, bool], tiny_model: Callable[..., Model]
+) -> None:
+    model = tiny_model(family)
+    module = FunctionalModule(model.module(), *mode)
+    weights, x = trial_batch(all_shapes(model), trial_inputs(model), torch.get_default_dtype())
+    own = {name: weight[0] for name, weight in weights.items()}
+    by_numbers, by_sizes = (trace(module, module.module, own, x[0], only) for only in (False, True))
+    assert by_sizes == by_numbers
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2), (7, 2)])
+@pytest.mark.parametrize("channels", [3, 20, 70])
+def test_depthwise_convolution_of_wide_maps_matches_torch(channels: int, taps: int, stride: int, devices: int) -> None:
+    """Where several taps are summed up together, and their edges."""
+    layer = nn.Conv2d(channels, channels, taps, stride, taps // 2, groups=channels).double()
+    module = FunctionalModule(layer, True)
+    shapes = {name: weight.shape for name, weight in layer.named_parameters()}
+    inputs = draw(devices, 2, channels, 15, 14)
+    assert _agree_on_gradients(interleave_devices(module), module, shapes, inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 11])
+@pytest.mark.parametrize("columns", [1, 16, 40, 200])
+def test_moments_of_columns_match_torch(rows: int, columns: int) -> None:
+    from fedloom.models.lanes.columns import moments, moments_across
+    from fedloom.models.lanes.convolution import lane_count
+
+    lanes = lane_count(64)
+    x = draw(2, rows, columns) + 100
+    mean, variance = torch.empty(2, columns).double(), torch.empty(2, columns).double()
+    kernel = moments(lanes, 64, moments_across(columns, lanes))
+    kernel(x.data_ptr(), mean.data_ptr(), variance.data_ptr(), 2, rows, columns)
+    assert torch.allclose(mean, x.mean(1), atol=1e-12)
+    assert torch.allclose(variance, x.var(1, unbiased=False), atol=1e-12)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedloom.models import MODELS, Model, StepSeeds, build_model
 from fedloom.models.axes import is_plain
 from fedloom.tensors import Tensors
+from tests.conftest import smaller_size
+from tests.models.conftest import LAST_LAYERS
 
 
 def test_initial_weights_depend_on_seed(family: str, tiny_model: Callable[..., Model]) -> None:
@@ -176,7 +178,8 @@ def test_batch_statistics_names_match_statistics() -> None:
 
 def test_label_rows_end_with_last_layer(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
-    assert net.label_rows()[-2:] == ("classifier.weight", "classifier.bias")
+    last = LAST_LAYERS.get(family, "classifier")
+    assert net.label_rows()[-2:] == (f"{last}.weight", f"{last}.bias")
     assert all(net.shapes()[name][0] == net.classes for name in net.label_rows())
 
 
@@ -228,7 +231,8 @@ def test_shapes_builtin_family_stacks_nothing(family: str, tiny_model: Callable[
 
 def test_with_settings_changes_size_of_same_family(family: str, tiny_model: Callable[..., Model]) -> None:
     net = tiny_model(family)
-    assert net.with_settings(width=0.5) == tiny_model(family, width=0.5)
+    size = smaller_size(family)
+    assert net.with_settings(**size) == tiny_model(family, **size)
     assert net == tiny_model(family)
 
 

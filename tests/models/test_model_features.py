@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.models import Model, Outputs, StepSeeds, build_model
 from fedloom.models.batching import BatchingMode, FunctionalModule, fold_devices, loop_over_devices, vmap_devices
+from tests.models.conftest import LAST_LAYERS
 
 NUMBERS = count()
 DEVICES = 3
@@ -38,13 +39,13 @@ def test_features_every_family_is_classifier_input(
     family: str, tiny_model: Callable[..., Model], block_weights: Callable[..., dict[str, Tensor]]
 ) -> None:
     """No statistics are needed."""
-    net = tiny_model(family, width=0.5)
+    net, last = tiny_model(family, width=0.5), LAST_LAYERS.get(family, "classifier")
     block, x = block_weights(net, DEVICES), images(net.input_shape)
     actual = net.features(block, x)
     for device in range(DEVICES):
         observed: list[Tensor] = []
         module = judged_by_the_batch(net, {name: tensor[device] for name, tensor in block.items()})
-        module.get_submodule("classifier").register_forward_pre_hook(lambda _, inputs, to=observed: to.extend(inputs))
+        module.get_submodule(last).register_forward_pre_hook(lambda _, inputs, to=observed: to.extend(inputs))
         module(x[device])
         assert torch.allclose(actual[device], observed[0].flatten(1), atol=1e-9)
 

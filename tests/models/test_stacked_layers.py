@@ -209,19 +209,29 @@ def overruled() -> nn.Module:
     return net
 
 
-def test_layouts_sampled_sizes_are_not_traced_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After sixteen sizes of a kind without concatenation."""
+class OwnLinear(nn.Linear):
+    """A layer that might do anything."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "home", "enough"),
+    [(nn.Linear, "fedloom.models.sampled", 2), (OwnLinear, "fedloom.models.sampled", 16), (nn.Linear, "sampled", 16)],
+)
+def test_layouts_sampled_sizes_are_not_traced_forever(
+    layer: type[nn.Linear], home: str, enough: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many sizes of a kind without concatenation; fewer if the family is ours and all layers are known."""
     traced: list[nn.Module] = []
 
     def trace(module: nn.Module, inputs: Any) -> dict[str, dict[int, Layout]]:
         traced.append(module)
         return {}
 
+    def sampled(size: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), layer(nets.FEATURES * nets.LENGTH, size), nn.Linear(size, nets.CLASSES))
+
     monkeypatch.setattr("fedloom.models.model.find_concatenated_inputs", trace)
+    monkeypatch.setattr(sampled, "__module__", home)
     for size in range(2, 42):
         build_model("sampled", sampled, {"size": size}, nets.SHAPE, nets.CLASSES).shapes()
-    assert len(traced) == 16
-
-
-def sampled(size: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(nets.FEATURES * nets.LENGTH, size), nn.Linear(size, nets.CLASSES))
+    assert len(traced) == enough

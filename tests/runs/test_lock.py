@@ -43,8 +43,7 @@ def test_lock_run_forked_worker_does_not_hold_the_lock_of_its_killed_parent(tmp_
     source = (
         "import os, sys, time\nfrom pathlib import Path\nfrom fedloom.runs.lock import lock_run\n"
         f"with lock_run(Path({str(tmp_path)!r})):\n"
-        "    child = os.fork()\n"
-        "    if child:\n        print(child, flush=True)\n"
+        "    if not os.fork():\n        print(os.getpid(), flush=True)\n"
         "    time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)

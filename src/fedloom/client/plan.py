@@ -26,8 +26,8 @@ class Schedule:
     ----------
     batch_size : the batch size.
     epochs : the number of passes over the device's examples.
-    last : what happens to an incomplete last batch: it is used as it is ("keep"), left out ("drop"), or filled up with
-        examples of the same epoch ("wrap").
+    last : what happens to an incomplete last batch: it is used as it is ("keep"), left out unless it is the only one
+        ("drop"), or filled up with examples of the same epoch ("wrap").
     shuffle : whether the examples are visited in a random order, a new one in every epoch; else as the device has them.
     """
 

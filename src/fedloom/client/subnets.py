@@ -1,17 +1,19 @@
 """Subnets drawn at every step and trained through the net that contains them (FedSup, FjORD).
 
-A subnet's weights are views of the large net's, so its loss has gradients there and nothing is copied back.
+A subnet's weights are views of the large net's, or differentiable copies, so its loss has gradients there.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..footprints import subnet_footprint
+from ..footprints import Footprint, subnet_footprint
 from ..models import Model, StepSeeds
+from ..models.lanes import read_parts
 from ..seeds import SUBNET, generator
 from ..tensors import Tensors
 from .client import Batch
@@ -38,23 +40,55 @@ def draw_subnets(
     return [choose(generator(seed, SUBNET, number)) for seed in seeds]
 
 
-def subnet_logits(subnets: Sequence[Model], supernet: Model, weights: Tensors, batch: Batch) -> Tensor:
-    """Run each device's batch through its subnet.
+def subnet_logits(drawn: Sequence[Sequence[Model]], supernet: Model, weights: Tensors, batch: Batch) -> list[Tensor]:
+    """Run each device's batch through its subnets.
+
+    All draws of a step are run at once, so that their gradients are added up at once.
 
     Parameters
     ----------
-    subnets : one subnet for all devices, or one for each.
+    drawn : of each draw, one subnet for all devices, or one for each.
     supernet : the model that contains them.
     weights : the supernet's weights, [K, ...], which get the gradients.
     batch : the batch.
 
     Returns
     -------
-    Logits, [K, batch, classes]; zero for devices that do not take the step.
+    Of each draw the logits, [K, batch, classes]; zero for devices that do not take the step.
     """
-    if len(subnets) == 1:
-        subnet = subnets[0]
-        return subnet(subnet_footprint(subnet, supernet).read(weights), batch.x, batch.step_seeds).logits
+    shared = [subnets[0] for subnets in drawn if len(subnets) == 1]
+    parts = iter(_read_shared(shared, supernet, weights))
+    return [
+        subnets[0](next(parts), batch.x, batch.step_seeds).logits
+        if len(subnets) == 1
+        else _logits_one_by_one(subnets, supernet, weights, batch)
+        for subnets in drawn
+    ]
+
+
+def _read_shared(subnets: Sequence[Model], supernet: Model, weights: Tensors) -> list[dict[str, Tensor]]:
+    """The weights of subnets that all devices share."""
+    footprints = [subnet_footprint(subnet, supernet) for subnet in subnets]
+    if all(model.trains_interleaved() for model in (supernet, *subnets)) and subnets:
+        ranges = [one for footprint in footprints if (one := _ranges(footprint)) is not None]
+        found = read_parts(weights, ranges) if len(ranges) == len(footprints) else None
+        if found is not None:
+            return found
+    return [footprint.read(weights) for footprint in footprints]
+
+
+@lru_cache(maxsize=64)
+def _ranges(footprint: Footprint) -> dict[str, tuple[tuple[int, int], ...]] | None:
+    """The first entry and the end of each axis; None if some entries do not follow each other."""
+    if any(not isinstance(axis, slice) for block in footprint.blocks.values() for axis in block):
+        return None
+    return {
+        name: tuple((axis.start or 0, axis.stop) for axis in block if isinstance(axis, slice))
+        for name, block in footprint.blocks.items()
+    }
+
+
+def _logits_one_by_one(subnets: Sequence[Model], supernet: Model, weights: Tensors, batch: Batch) -> Tensor:
     running = batch.step_seeds.running if batch.step_seeds else None
     logits: dict[int, Tensor] = {}
     for k, subnet in enumerate(subnets):

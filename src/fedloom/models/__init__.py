@@ -3,6 +3,7 @@
 from ..registry import Registry
 from .axes import AxisDeclaration, LayoutError, ModelShapes, concatenated, gates, heads, packed
 from .bottleneck import bottleneck
+from .columnnet import columnnet
 from .convnet import convnet
 from .convnet1d import convnet1d
 from .cost import Cost, compute_cost
@@ -25,6 +26,7 @@ MODELS: Registry[Family] = Registry(
     "models",
     {
         "bottleneck": bottleneck,
+        "columnnet": columnnet,
         "convnet": convnet,
         "convnet1d": convnet1d,
         "lenet": lenet,

@@ -15,13 +15,14 @@ a device draws the numbers that it draws alone (`randomness.py`).
 """
 
 import logging
+import operator
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,18 @@ from .randomness import (
     drawing_with,
     find_drawing_layers,
 )
-from .structure import Family, Outputs, Shapes, as_outputs, is_foldable, last_layer, layer_kinds, non_size_settings
+from .structure import (
+    Family,
+    Outputs,
+    Shapes,
+    as_outputs,
+    has_known_layers,
+    is_foldable,
+    is_own_family,
+    last_layer,
+    layer_kinds,
+    non_size_settings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +86,8 @@ families. A fleet has fewer sizes, but methods that draw a subnet in every step 
 trials."""
 
 
-def trials_per_kind(build: Family) -> int:
-    return TRIALS_OF_OWN if getattr(build, "__module__", "").startswith("fedloom.models.") else TRIALS_PER_KIND
+def trials_per_kind(kind: "ModelKind") -> int:
+    return TRIALS_OF_OWN if kind.is_own else TRIALS_PER_KIND
 
 
 Kernels = Literal["torch", "lanes"]
@@ -92,6 +104,7 @@ class ModelSpec(Hashable, Protocol):
     @property
     def kernels(self) -> Kernels: ...
     def module(self) -> nn.Module: ...
+    def skeleton(self) -> nn.Module: ...
     def shapes(self) -> Shapes: ...
     def statistics(self) -> Shapes: ...
     def frozen_shapes(self) -> Shapes: ...
@@ -100,11 +113,73 @@ class ModelSpec(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class ModelKind:
-    """Models of a family that consist of the same layers and differ only in sizes (channels, depths, kernels)."""
+    """Models of a family that consist of the same layers and differ only in sizes (channels, depths, kernels).
+
+    Parameters
+    ----------
+    build : the family.
+    settings : its settings that are no sizes.
+    layers : the types of its layers, with their settings that are no sizes.
+    is_own : whether it is a family of ours, of layers that are torch's or ours.
+    """
 
     build: Family
     settings: tuple[tuple[str, Any], ...]
     layers: frozenset[Any]
+    is_own: bool
+
+    @staticmethod
+    def of(model: "ModelSpec", module: nn.Module) -> "ModelKind":
+        """The kind of a model.
+
+        Parameters
+        ----------
+        model : the model.
+        module : a module of it.
+        """
+        settings, layers = non_size_settings(dict(model.settings)), layer_kinds(module)
+        return ModelKind(model.build, settings, layers, is_own_family(model.build) and has_known_layers(module))
+
+
+class Trials(Generic[Result]):
+    """What trials of earlier models of a family have found.
+
+    Parameters
+    ----------
+    is_usual : whether a result says that no layer stood in the way.
+    """
+
+    def __init__(self, is_usual: Callable[[Result], bool]) -> None:
+        self._found: list[tuple[ModelKind, Result]] = []
+        self._is_usual = is_usual
+
+    def of(self, kind: ModelKind) -> list[Result]:
+        """Those of its kind; of our own families also usual ones of kinds that have these layers among others.
+
+        Parameters
+        ----------
+        kind : the kind of model.
+        """
+        return [
+            result
+            for other, result in self._found
+            if other == kind or (kind.is_own and kind.layers <= other.layers and self._is_usual(result))
+        ]
+
+    def infer_or_try(self, kind: ModelKind, run_trial: Callable[[], Result]) -> Result:
+        """The unanimous result of enough earlier models, or else that of a trial, which is recorded.
+
+        Parameters
+        ----------
+        kind : the kind of model.
+        run_trial : tries the model.
+        """
+        known = self.of(kind)
+        if len(known) >= trials_per_kind(kind) and len(set(known)) == 1:
+            return known[0]
+        result = run_trial()
+        self._found.append((kind, result))
+        return result
 
 
 def block_forward(model: ModelSpec, devices: int, training: bool, tracking: bool = False) -> BlockForward:
@@ -164,23 +239,25 @@ def _multi_device_forward(model: ModelSpec, training: bool, tracking: bool, dtyp
 
 @lru_cache(maxsize=256)
 def _functional_module(model: ModelSpec, training: bool, tracking: bool, dtype: torch.dtype) -> "FunctionalModule":
-    return FunctionalModule(model.module().to(dtype), training, tracking)
+    return FunctionalModule(model.skeleton().to(dtype), training, tracking)
 
 
 @lru_cache(maxsize=256)
 def batching_mode(model: ModelSpec, training: bool, tracking: bool) -> tuple[BatchingMode, tuple[str, ...]]:
     """The fastest correct mode of a model, and why faster ones failed."""
-    known = _known_modes(_kind(model, training, tracking), model.kernels, training, tracking)
+    kind = _kind(model, training, tracking)
+    trials = _mode_trials(kind.build, kind.settings, model.kernels, training, tracking)
 
     def run_trial() -> tuple[BatchingMode, tuple[str, ...]]:
         module = FunctionalModule(model.module().double(), training, tracking)
         # a backward pass takes most of a trial: once for a kind of model if its first one is as fast as can be
+        known = trials.of(kind)
         gradients = training and (not known or any(reasons for _, reasons in known))
         stochastic = training and is_stochastic(model)
         in_lanes = model.kernels == "lanes"
         return choose_mode(module, all_shapes(model), trial_inputs(model), stochastic, gradients, in_lanes)
 
-    return _infer_or_try(known, run_trial, trials_per_kind(model.build))
+    return trials.infer_or_try(kind, run_trial)
 
 
 def why_one_by_one(model: ModelSpec) -> str | None:
@@ -197,8 +274,8 @@ def is_stochastic(model: ModelSpec) -> bool:
         module = _functional_module(model, True, False, torch.get_default_dtype())
         return draws_random_numbers(module, all_shapes(model), trial_inputs(model))
 
-    known = _known_stochastic(_kind(model, training=True, tracking=False))
-    return _infer_or_try(known, run_trial, trials_per_kind(model.build))
+    kind = _kind(model, training=True, tracking=False)
+    return _draw_trials(kind.build, kind.settings).infer_or_try(kind, run_trial)
 
 
 @lru_cache(maxsize=256)
@@ -241,30 +318,26 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
     return torch.allclose(left.double(), right.double(), rtol=0, atol=0, equal_nan=True)
 
 
-def _infer_or_try(known: list[Result], run_trial: Callable[[], Result], enough: int) -> Result:
-    """The unanimous result of enough earlier models of the kind, or else that of a trial, which is recorded."""
-    if len(known) >= enough and len(set(known)) == 1:
-        return known[0]
-    known.append(run_trial())
-    return known[-1]
+@lru_cache(maxsize=256)
+def _mode_trials(
+    build: Family, settings: tuple[tuple[str, Any], ...], kernels: Kernels, training: bool, tracking: bool
+) -> Trials[tuple[BatchingMode, tuple[str, ...]]]:
+    return Trials(_is_fastest)
+
+
+def _is_fastest(found: tuple[BatchingMode, tuple[str, ...]]) -> bool:
+    """True if no faster mode failed and no layer draws."""
+    return found in ((interleave_devices, ()), (fold_devices, ()))
 
 
 @lru_cache(maxsize=256)
-def _known_modes(
-    kind: ModelKind, kernels: Kernels, training: bool, tracking: bool
-) -> list[tuple[BatchingMode, tuple[str, ...]]]:
-    """The results of earlier trials: a list that grows."""
-    return []
+def _draw_trials(build: Family, settings: tuple[tuple[str, Any], ...]) -> Trials[bool]:
+    return Trials(is_usual=operator.not_)
 
 
 @lru_cache(maxsize=256)
-def _known_stochastic(kind: ModelKind) -> list[bool]:
-    return []
-
-
 def _kind(model: ModelSpec, training: bool, tracking: bool) -> ModelKind:
-    module = _functional_module(model, training, tracking, torch.get_default_dtype()).module
-    return ModelKind(model.build, non_size_settings(dict(model.settings)), layer_kinds(module))
+    return ModelKind.of(model, _functional_module(model, training, tracking, torch.get_default_dtype()).module)
 
 
 Classes = frozenset[str]
@@ -304,7 +377,9 @@ def interleave_devices(module: "FunctionalModule") -> BlockForward:
     run_all = interleave(module, module.module)
 
     def run(weights: Mapping[str, Tensor], x: Tensor, seeds: Seeds | None = None) -> BlockOutput:
-        return cast(BlockOutput, run_all(weights, x))
+        outputs, statistics = cast(BlockOutput, run_all(weights, x))
+        # in the order of the module, whose layers may run in another
+        return outputs, {name: statistics[name] for name in module.tracked_statistics() if name in statistics}
 
     return run
 
@@ -632,7 +707,11 @@ class FunctionalModule:
             self._move_constants(x.device)
         self._last_input = None
         outputs = self._with_features(as_outputs(self.module(x)), len(x))
-        return outputs, {name: holder[key] for name, (holder, key) in self._statistics.items()} if self.tracking else {}
+        return outputs, {name: holder[key] for name, (holder, key) in self.tracked_statistics().items()}
+
+    def tracked_statistics(self) -> Mapping[str, tuple[dict[str, Any], str]]:
+        """Where each batch norm leaves the statistics of a pass, if they are tracked."""
+        return self._statistics if self.tracking else {}
 
     def _move_constants(self, device: torch.device) -> None:
         """Buffers to where the inputs are; each crosses once per process."""

@@ -95,7 +95,7 @@ def dense_layers(units: Sequence[int]) -> nn.ModuleList:
 def uniform_parameter(inputs: int, *shape: int) -> nn.Parameter:
     """Weights of this shape, drawn as torch draws those of a linear layer with `inputs` inputs."""
     bound = 1 / math.sqrt(inputs)
-    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+    return nn.Parameter(nn.init.uniform_(torch.empty(shape), -bound, bound))
 
 
 class Scaler(nn.Module):

@@ -11,11 +11,12 @@ sha256.
 import inspect
 import logging
 import math
+import operator
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -33,6 +34,7 @@ from .batching import (
     Fold,
     Kernels,
     ModelKind,
+    Trials,
     all_shapes,
     batching_mode,
     block_forward,
@@ -44,12 +46,11 @@ from .batching import (
     statistic_slots,
     trial_batch,
     trial_inputs,
-    trials_per_kind,
     why_one_by_one,
 )
 from .concatenation import find_concatenated_inputs
 from .stacked_layers import declared_axes, known_axes
-from .structure import Family, InputSpec, Outputs, Shapes, as_outputs, classes_last
+from .structure import Family, InputSpec, Outputs, Shapes, as_outputs, build_skeleton, classes_last
 from .sub_block import SubBlock, make_sub_block
 
 logger = logging.getLogger(__name__)
@@ -312,6 +313,11 @@ class Model:
                     weight.copy_(values[name])
         return module
 
+    def skeleton(self) -> nn.Module:
+        """A module for its structure: its weights are arbitrary numbers."""
+        build = partial(_build_module, self, 0)
+        return build_skeleton(build) if structure.is_own_family(self.build) else build()
+
     def check_output_size(self) -> None:
         """Raise unless the module trains on examples of the data's shape and computes what the data has targets for."""
         found = _inspect(self, structure.find_output_shape, self.inputs)
@@ -429,7 +435,7 @@ class Model:
         return tuple(name for name in self.label_rows() if self.shapes()[name][0] == self.classes)
 
     def last_exit_weights(self) -> tuple[str, ...]:
-        """The weights that the last exit depends on: all but the heads of earlier exits."""
+        """The weights that learn from the last exit."""
         return _inspect(self, structure.last_exit_weights, self.inputs)
 
     def layers(self) -> tuple[tuple[str, ...], ...]:
@@ -608,7 +614,7 @@ def _cached_inspection(model: Model, inspection: Callable[..., Any], arguments: 
 @lru_cache(maxsize=1024)
 def _shapes(model: Model) -> tuple[ModelShapes, ModelShapes, ModelShapes]:
     """Of weights, statistics and frozen weights."""
-    module = _build_module(model, 0)
+    module = model.skeleton()
     weights = {name: weight.shape for name, weight in module.named_parameters() if weight.requires_grad}
     frozen = {name: weight.shape for name, weight in module.named_parameters() if not weight.requires_grad}
     statistics = {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
@@ -632,21 +638,22 @@ def _has_length(layout: Layout, shape: torch.Size | None, axis: int) -> bool:
 
 def _find_concatenations(model: Model, module: nn.Module) -> Layouts:
     """By tracing; not if enough models of the kind had none, since methods draw a subnet in every step."""
-    kind = ModelKind(model.build, structure.non_size_settings(dict(model.settings)), structure.layer_kinds(module))
-    known = _known_concatenations(kind)
-    enough = trials_per_kind(model.build)
-    if len(known) >= enough and not any(known):
-        return {}
-    found = find_concatenated_inputs(module, model.inputs)
-    if len(known) < enough:
-        known.append(any(found.values()))
-    return found
+    found: list[Layouts] = []
+
+    def trace() -> bool:
+        found.append(find_concatenated_inputs(module, model.inputs))
+        return any(found[0].values())
+
+    kind = ModelKind.of(model, module)
+    concatenates = _concatenation_trials(kind.build, kind.settings).infer_or_try(kind, trace)
+    if concatenates and not found:
+        trace()
+    return found[0] if found else {}
 
 
 @lru_cache(maxsize=256)
-def _known_concatenations(kind: ModelKind) -> list[bool]:
-    """Whether earlier models of the kind concatenate: a list that grows."""
-    return []
+def _concatenation_trials(build: structure.Family, settings: tuple[tuple[str, Any], ...]) -> Trials[bool]:
+    return Trials(is_usual=operator.not_)
 
 
 def _build_module(model: Model, seed: int) -> nn.Module:
@@ -656,11 +663,19 @@ def _build_module(model: Model, seed: int) -> nn.Module:
         torch.inference_mode(False),  # it may outlive the caller's context
         torch.random.fork_rng(devices=[]),
     ):
-        torch.manual_seed(seed)
-        module = model.build(**dict(model.settings)).to(torch.get_default_dtype())
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds accelerators, and takes a millisecond
+        module = _in_default_dtype(model.build(**dict(model.settings)))
     for warning in caught:
         _log_warning(model.family, " ".join(str(warning.message).split()))
     return module
+
+
+def _in_default_dtype(module: nn.Module) -> nn.Module:
+    """The module itself if it has that already: `to` goes through all of it."""
+    dtype = torch.get_default_dtype()
+    held = (tensors.values() for layer in module.modules() for tensors in (layer._parameters, layer._buffers))
+    done = all(tensor is None or tensor.dtype == dtype for tensors in held for tensor in tensors)
+    return module if done else module.to(dtype)
 
 
 @lru_cache(maxsize=1024)

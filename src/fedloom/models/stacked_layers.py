@@ -59,6 +59,8 @@ def declared_axes(module: nn.Module) -> dict[str, dict[int, Layout]]:
 
 def _declared_axes(owner: str, layer: nn.Module) -> Iterator[StackedAxis]:
     declared: Mapping[str, Mapping[int, Any]] = getattr(layer, "stacked_axes", None) or {}
+    if not declared:
+        return
     where = f"stacked_axes of {owner or 'the module'} ({type(layer).__name__})"
     weights = {**dict(layer.named_parameters(remove_duplicate=False)), **dict(layer.named_buffers())}
     for name, axes in declared.items():
@@ -82,7 +84,7 @@ def _declared_axes(owner: str, layer: nn.Module) -> Iterator[StackedAxis]:
 
 def _channel_axes(layer: nn.Module) -> Iterator[StackedAxis]:
     """Axes from the third on that are not those of a kernel, as of a class token [1, 1, channels]."""
-    if not hasattr(layer, "kernel_size"):
+    if layer._parameters and not hasattr(layer, "kernel_size"):
         for name, weight in layer.named_parameters(recurse=False):
             yield from ((name, axis, plain(weight.shape[axis])) for axis in range(2, weight.dim()))
 
@@ -130,7 +132,9 @@ def _attention_axes(layer: nn.MultiheadAttention) -> Iterator[StackedAxis]:
 
 def _head_axes(module: nn.Module, owner: str, layer: nn.Module) -> Iterator[tuple[str, list[StackedAxis]]]:
     """The heads of attention layers that are built of linear layers with the usual names, by owner of the weights."""
-    count = None if isinstance(layer, nn.MultiheadAttention) else _head_count(layer)
+    if not layer._modules or isinstance(layer, nn.MultiheadAttention):
+        return
+    count = _head_count(layer)
     if count is None:
         return
     children = dict(layer.named_children())

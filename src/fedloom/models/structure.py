@@ -1,6 +1,7 @@
 """What goes into a module and what comes out of it, and what can be learned about it by looking or by running it once
 on artificial examples."""
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
@@ -187,7 +189,7 @@ def classes_last(outputs: Outputs, axis: int) -> Outputs:
 
 
 def last_exit_weights(module: nn.Module, inputs: InputSpec) -> tuple[str, ...]:
-    """The weights that the last exit depends on."""
+    """The weights that learn from the last exit."""
     with torch.inference_mode(False), torch.enable_grad():
         outputs = as_outputs(module.train()(inputs.zeros(2)))
         named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -210,9 +212,34 @@ def layer_weights(module: nn.Module) -> tuple[tuple[str, ...], ...]:
     )
 
 
+def is_own_family(build: Family) -> bool:
+    """True for a function of this package, which draws weights in no other way than torch's layers and ours."""
+    return inspect.isfunction(build) and build.__module__.startswith("fedloom.models.")
+
+
+def has_known_layers(module: nn.Module) -> bool:
+    """True if all layers, the outermost too, are torch's or ours: what they do depends on no number of examples."""
+    return all(type(layer).__module__.startswith(("torch.nn.", "fedloom.models.")) for layer in module.modules())
+
+
+PAIRS_OF_SIZES = ("kernel_size", "stride", "padding")
+
+
 def layer_kinds(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tuple[str, Any], ...]]]:
-    """The types of its layers, with all their settings that are not sizes."""
-    return frozenset((type(layer), non_size_settings(vars(layer))) for layer in module.modules())
+    """The types of its layers, with all their settings that are not sizes; of other pairs those of 0 and 1.
+
+    So a convolution with dilation is of another kind than one without, and pooling to one cell than to several.
+    """
+    return frozenset((type(layer), non_size_settings(vars(layer)) + _unit_pairs(layer)) for layer in module.modules())
+
+
+def _unit_pairs(layer: nn.Module) -> tuple[tuple[str, Any], ...]:
+    pairs = {name: value for name, value in vars(layer).items() if isinstance(value, tuple) and name[0] != "_"}
+    return tuple(
+        (name, pair)
+        for name, pair in sorted(pairs.items())
+        if name not in PAIRS_OF_SIZES and all(isinstance(one, int) and one in (0, 1) for one in pair)
+    )
 
 
 def non_size_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -263,3 +290,48 @@ def infer_child_input(module: nn.Module, child: str, inputs: InputSpec) -> Input
 def is_foldable(module: nn.Module) -> bool:
     """False if a layer declares `foldable = False`: its activations have no channel axis."""
     return all(getattr(layer, "foldable", True) for layer in module.modules())
+
+
+DRAWS = frozenset({nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_})
+"""What draws the weights of torch's layers and ours, as a whole: functions that draw until a number fits, such as
+`trunc_normal_`, would never end if what they call drew nothing."""
+
+
+class _WithoutDrawing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DRAWS:
+            tensor = args[0] if args else kwargs["tensor"]
+            tensor.detach().zero_()
+            return tensor
+        return func(*args, **kwargs)
+
+
+def build_skeleton(build: Callable[[], nn.Module]) -> nn.Module:
+    """A module that is built for its structure: arbitrary weights, and everything else as it should be.
+
+    Drawing initial weights takes most of the time of building a module, and methods that draw a subnet in every step
+    build one for each. It is for our own families alone: others may do whatever they like while they build, such as to
+    fill a cache. A module with buffers, which might be computed from drawn numbers, or with layers that are neither
+    torch's nor ours, is built as it is.
+
+    Parameters
+    ----------
+    build : builds the module.
+    """
+    try:
+        with _WithoutDrawing():
+            module = build()
+    except Exception:  # a family may look at its weights; if the error is another one, it is raised again
+        return build()
+    return module if has_known_layers(module) and not _has_constants(module) else build()
+
+
+def _has_constants(module: nn.Module) -> bool:
+    """True if there are buffers, but for the statistics of batch norm."""
+    return any(
+        buffer is not None
+        for layer in module.modules()
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        for buffer in layer._buffers.values()
+    )

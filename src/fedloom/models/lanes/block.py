@@ -1,6 +1,6 @@
 """A block of devices as one network whose activations have the devices innermost: the batching mode "interleaved"."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .layout import filled
+from ..structure import has_known_layers
+from .layout import ArrangedWeights, filled
 from .tracing import NoLaneKernelError, Trace, trace
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ PROGRAMS = 32
 
 
 FEW = 2
-"""Examples that a module of our own is recorded with."""
+"""Examples that a module of known layers is recorded with."""
 
 SPREAD = 16
 """Into so many parts a single device's examples are spread if its net is too narrow to fill vectors."""
@@ -39,12 +40,13 @@ def interleave(
     layers : its layers.
     """
     programs: OrderedDict[Any, Program] = OrderedDict()
+    arranged: defaultdict[Any, ArrangedWeights] = defaultdict(ArrangedWeights)
 
     def find(weights: Mapping[str, Tensor], x: Tensor) -> "Program":
         key = x.shape, x.dtype
         program = programs.get(key)
         if program is None:
-            program = programs[key] = _build(module, layers, weights, x)
+            program = programs[key] = _build(module, layers, weights, x, arranged[len(x), x.dtype])
             if len(programs) > PROGRAMS:
                 programs.popitem(last=False)
         return program
@@ -55,8 +57,6 @@ def interleave(
         if devices == 1 and program.is_narrow and examples >= 2 * SPREAD and not torch.is_grad_enabled():
             # the examples in the lanes, as if each sixteenth were a device's: the same bits, sooner
             spread = _repeat_last(x[0], -examples % SPREAD).view(SPREAD, -1, *x.shape[2:])
-            # all of them: a module is recorded with every weight, also with those that it does not use
-            weights = {name: weight.expand(SPREAD, *weight.shape[1:]) for name, weight in weights.items()}
             found = find(weights, spread)(weights, spread)
             return tree_map(lambda tensor: tensor.flatten(0, 1)[:examples].unsqueeze(0), found)
         missing = program.devices - devices
@@ -69,19 +69,25 @@ def interleave(
     return run
 
 
-def _build(module: Any, layers: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> "Program":
+def _build(
+    module: Any, layers: nn.Module, weights: Mapping[str, Tensor], x: Tensor, arranged: ArrangedWeights
+) -> "Program":
     from .program import Program
 
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         raise NoLaneKernelError(f"{x.dtype} on {x.device} has no lane kernels")
-    return Program(_trace(module, layers, weights, x[0].detach()), filled(len(x)), x.dtype)
+    found = _trace(module, layers, weights, x[0].detach())
+    return Program(found, filled(len(x)), x.dtype, layers.training, arranged)
 
 
 def _trace(module: Any, layers: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Trace:
-    """Record the module of one device: with a few examples if it is our own, which treats more of them alike."""
-    few = x[:FEW] if type(layers).__module__.startswith("fedloom.models.") else x
-    first = {name: weight[0].detach().contiguous() for name, weight in weights.items()}
-    return replace(trace(module, layers, first, few.contiguous()), batch=len(x))
+    """Record the module of one device: of known layers the sizes, with a few examples."""
+    is_known = has_known_layers(layers)
+    few = x[:FEW] if is_known else x
+    first = {name: weight[0].detach() for name, weight in weights.items()}
+    if not is_known:
+        first = {name: weight.contiguous() for name, weight in first.items()}
+    return replace(trace(module, layers, first, few.contiguous(), sizes_only=is_known), batch=len(x))
 
 
 def _repeat_last(tensor: Tensor, times: int) -> Tensor:

@@ -11,22 +11,34 @@ passes literals on to no function that a kernel calls.
 import functools
 from typing import Any
 
+from .convolution import tile_size
 from .vectors import (
-    REVISION,
     add,
+    add_pairs,
     div,
     fma,
+    grid,
     kernel,
     largest,
     load,
+    load_each,
     mask_of,
+    masks,
+    masks_inside,
     mul,
+    plus,
+    plus_squares,
+    repeat_each,
     splat,
     sqrt,
     store,
+    store_each,
     sub,
+    times_each,
     where_above,
+    where_each,
     where_equal,
+    zeros,
 )
 
 NONE, RELU, RELU6 = 0, 1, 2
@@ -43,7 +55,7 @@ def column_sums(lanes: int, bits: int) -> Any:
         row = columns * size
         for s in range(segments):
             for j in range(0, columns, lanes):
-                valid = mask_of(lanes, columns - j, REVISION)
+                valid = mask_of(lanes, columns - j)
                 p = x + (s * rows * columns + j) * size
                 a = b = c = d = splat(lanes, bits, 0.0)
                 for _ in range(rows // 4):
@@ -62,49 +74,54 @@ def column_sums(lanes: int, bits: int) -> Any:
 
 
 @functools.cache
-def moments(lanes: int, bits: int) -> Any:
-    size = bits // 8
+def moments(lanes: int, bits: int, across: int) -> Any:
+    size, count = bits // 8, 4 * across
+    span = lanes * size
 
     @kernel
     def moments(x, mean, variance, segments, rows, columns):
-        """The mean and biased variance of each column, in two passes."""
+        """The mean and biased variance of each column, in two passes. Four sums of each column, as in `column_sums`."""
         row = columns * size
         share = splat(lanes, bits, 1.0 / rows)
         for s in range(segments):
-            for j in range(0, columns, lanes):
-                valid = mask_of(lanes, columns - j, REVISION)
-                p = x + (s * rows * columns + j) * size
-                a = b = c = d = splat(lanes, bits, 0.0)
+            for j in range(0, columns, lanes * across):
+                valid = masks(lanes, across, columns - j)
+                every, first = repeat_each(4, valid), masks_inside(4, valid, 0, 1)
+                p = grid(4, across, x + (s * rows * columns + j) * size, row, span)
+                at = 0
+                total = zeros(lanes, bits, count)
                 for _ in range(rows // 4):
-                    a = add(a, load(bits, p, valid))
-                    b = add(b, load(bits, p + row, valid))
-                    c = add(c, load(bits, p + 2 * row, valid))
-                    d = add(d, load(bits, p + 3 * row, valid))
-                    p += 4 * row
+                    total = plus(total, load_each(bits, p, every, at))
+                    at += 4 * row
                 for _ in range(rows % 4):
-                    a = add(a, load(bits, p, valid))
-                    p += row
-                m = mul(add(add(a, b), add(c, d)), share)
-                store(m, mean + (s * columns + j) * size, valid)
-                p = x + (s * rows * columns + j) * size
-                a = b = c = d = splat(lanes, bits, 0.0)
+                    total = plus(total, load_each(bits, p, first, at))
+                    at += row
+                center = times_each(add_pairs(add_pairs(total, across), across), share)
+                store_each(center, grid(1, across, mean + (s * columns + j) * size, 0, span), valid, 0)
+                at = 0
+                total = zeros(lanes, bits, count)
                 for _ in range(rows // 4):
-                    t = sub(load(bits, p, valid), m)
-                    a = fma(t, t, a)
-                    t = sub(load(bits, p + row, valid), m)
-                    b = fma(t, t, b)
-                    t = sub(load(bits, p + 2 * row, valid), m)
-                    c = fma(t, t, c)
-                    t = sub(load(bits, p + 3 * row, valid), m)
-                    d = fma(t, t, d)
-                    p += 4 * row
+                    total = plus_squares(total, load_each(bits, p, every, at), center)
+                    at += 4 * row
                 for _ in range(rows % 4):
-                    t = sub(load(bits, p, valid), m)
-                    a = fma(t, t, a)
-                    p += row
-                store(mul(add(add(a, b), add(c, d)), share), variance + (s * columns + j) * size, valid)
+                    t = where_each(first, load_each(bits, p, first, at), repeat_each(4, center))
+                    total = plus_squares(total, t, center)
+                    at += row
+                spread = times_each(add_pairs(add_pairs(total, across), across), share)
+                store_each(spread, grid(1, across, variance + (s * columns + j) * size, 0, span), valid, 0)
 
     return moments
+
+
+def moments_across(columns: int, lanes: int) -> int:
+    """The vectors of neighboring columns that `moments` goes through at once: as many as the registers hold.
+
+    Parameters
+    ----------
+    columns : how many columns there are.
+    lanes : those of a vector.
+    """
+    return min(tile_size()[1], -(-columns // lanes))
 
 
 @functools.cache
@@ -119,7 +136,7 @@ def scale_columns(lanes: int, bits: int) -> Any:
         for s in range(segments):
             for _ in range(rows):
                 for j in range(0, columns, lanes):
-                    valid, q = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size
+                    valid, q = mask_of(lanes, columns - j), (s * columns + j) * size
                     t = fma(
                         load(bits, x + p + j * size, valid), load(bits, scale + q, valid), load(bits, shift + q, valid)
                     )
@@ -144,7 +161,7 @@ def gradient_sums(lanes: int, bits: int) -> Any:
         row = columns * size
         for s in range(segments):
             for j in range(0, columns, lanes):
-                valid, q = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size
+                valid, q = mask_of(lanes, columns - j), (s * columns + j) * size
                 m, f, h = load(bits, center + q, valid), load(bits, scale + q, valid), load(bits, shift + q, valid)
                 a = b = a2 = b2 = zero
                 p = (s * rows * columns + j) * size
@@ -191,7 +208,7 @@ def gradient_columns(lanes: int, bits: int) -> Any:
         for s in range(segments):
             for _ in range(rows):
                 for j in range(0, columns, lanes):
-                    valid, q, at = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size, p + j * size
+                    valid, q, at = mask_of(lanes, columns - j), (s * columns + j) * size, p + j * size
                     t, d, f = load(bits, x + at, valid), load(bits, g + at, valid), load(bits, scale + q, valid)
                     if activation != 0:
                         z = fma(t, f, load(bits, shift + q, valid))
@@ -223,7 +240,7 @@ def pool_columns(lanes: int, bits: int) -> Any:
                 p = x + (b * height + 2 * i) * below
                 for _ in range(width // 2):
                     for j in range(0, columns, lanes):
-                        valid, at, k = mask_of(lanes, columns - j, REVISION), p + j * size, b * per_example + j * size
+                        valid, at, k = mask_of(lanes, columns - j), p + j * size, b * per_example + j * size
                         f, h = load(bits, scale + k, valid), load(bits, shift + k, valid)
                         top = fma(load(bits, at, valid), f, h)
                         t = fma(load(bits, at + near, valid), f, h)
@@ -251,7 +268,7 @@ def pool_gradient_sums(lanes: int, bits: int) -> Any:
         examples = batch // segments
         for s in range(segments):
             for j in range(0, columns, lanes):
-                valid, k = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size
+                valid, k = mask_of(lanes, columns - j), (s * columns + j) * size
                 m, f, h = load(bits, center + k, valid), load(bits, scale + k, valid), load(bits, shift + k, valid)
                 a = c = zero
                 for b in range(s * examples, (s + 1) * examples):
@@ -290,7 +307,7 @@ def pool_gradient_columns(lanes: int, bits: int) -> Any:
                 q = (b * lines + i) * across * columns * size
                 for _ in range(across):
                     for j in range(0, columns, lanes):
-                        valid, k = mask_of(lanes, columns - j, REVISION), b * per_example + j * size
+                        valid, k = mask_of(lanes, columns - j), b * per_example + j * size
                         f, h = load(bits, scale + k, valid), load(bits, shift + k, valid)
                         u, v = load(bits, slope + k, valid), load(bits, offset + k, valid)
                         top = load(bits, y + q + j * size, valid)
@@ -316,7 +333,7 @@ def pool_gradient_columns(lanes: int, bits: int) -> Any:
             for i in range(height):  # what no window covers: the last line or column of an odd map
                 for c in range(0 if height % 2 and i == height - 1 else 2 * across, width):
                     for j in range(0, columns, lanes):
-                        valid, k = mask_of(lanes, columns - j, REVISION), b * per_example + j * size
+                        valid, k = mask_of(lanes, columns - j), b * per_example + j * size
                         at = ((b * height + i) * width + c) * near + j * size
                         t = load(bits, x + at, valid)
                         store(fma(t, load(bits, slope + k, valid), load(bits, offset + k, valid)), dx + at, valid)
@@ -337,7 +354,7 @@ def norm_coefficients(lanes: int, bits: int) -> Any:
         for s in range(segments):
             for first in range(0, channels, group):
                 for v in range(0, devices, lanes):
-                    valid, base = mask_of(lanes, devices - v, REVISION), (s * channels + first) * unit + v * size
+                    valid, base = mask_of(lanes, devices - v), (s * channels + first) * unit + v * size
                     m = load(bits, mean + base, valid)
                     spread = load(bits, variance + base, valid)
                     if group > 1:
@@ -379,7 +396,7 @@ def norm_gradients(lanes: int, bits: int) -> Any:
         for s in range(segments):
             for first in range(0, channels, group):
                 for v in range(0, devices, lanes):
-                    valid, base = mask_of(lanes, devices - v, REVISION), (s * channels + first) * unit + v * size
+                    valid, base = mask_of(lanes, devices - v), (s * channels + first) * unit + v * size
                     r, m = load(bits, root + base, valid), load(bits, mean + base, valid)
                     a = b = zero
                     for c in range(group):
@@ -412,7 +429,7 @@ def parametric_coefficients(lanes: int, bits: int) -> Any:
         one, zero, small = splat(lanes, bits, 1.0), splat(lanes, bits, 0.0), splat(lanes, bits, eps)
         for s in range(segments):
             for j in range(0, columns, lanes):
-                valid, p, q = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size, j * size
+                valid, p, q = mask_of(lanes, columns - j), (s * columns + j) * size, j * size
                 m = load(bits, center + q, valid)
                 t = sub(load(bits, mean + p, valid), m)
                 square = fma(t, t, load(bits, variance + p, valid))
@@ -436,7 +453,7 @@ def parametric_gradients(lanes: int, bits: int) -> Any:
         zero, small, count = splat(lanes, bits, 0.0), splat(lanes, bits, eps), splat(lanes, bits, rows)
         for s in range(segments):
             for j in range(0, columns, lanes):
-                valid, p, q = mask_of(lanes, columns - j, REVISION), (s * columns + j) * size, j * size
+                valid, p, q = mask_of(lanes, columns - j), (s * columns + j) * size, j * size
                 a, b, r = load(bits, total + p, valid), load(bits, weighted + p, valid), load(bits, root + p, valid)
                 f, m = load(bits, scale + p, valid), load(bits, center + q, valid)
                 # of a constant column root is 1, weighted and scale are 0: no gradient but that of the bias

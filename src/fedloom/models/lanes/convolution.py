@@ -6,10 +6,10 @@ fused multiply-adds in one order, so it does not depend on K, on tiles, on chunk
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 from .vectors import (
-    REVISION,
     kernel,
     load,
     load_columns,
@@ -95,7 +95,7 @@ def forward_kernel(lanes: int, bits: int, width: int, rows: int, columns: int) -
                         for yo in range(HO):
                             dy0, dy1 = max(0, PH - yo * SH), min(KH, H + PH - yo * SH)
                             for o in range(oc, min(OG, oc + chunk), columns * channels):
-                                valid = masks(lanes, columns, (OG - o) * width, REVISION)
+                                valid = masks(lanes, columns, (OG - o) * width)
                                 wp = pointers(columns, w + shift + o * unit, channels * unit, 0, columns)
                                 for xo in range(WO):
                                     dx0, dx1 = max(0, PW - xo * SW), min(KW, W + PW - xo * SW)
@@ -143,7 +143,7 @@ def input_gradient_kernel(lanes: int, bits: int, width: int, rows: int, columns:
                         xp, gp = pointers(rows, dx_, xb, b, B - 1), pointers(rows, gg, yb, b, B - 1)
                         for yi in range(H):
                             for i in range(ic, min(IG, ic + chunk), columns * channels):
-                                valid = masks(lanes, columns, (IG - i) * width, REVISION)
+                                valid = masks(lanes, columns, (IG - i) * width)
                                 wp = pointers(columns, wg + i * wi, channels * wi, 0, columns)
                                 for xi in range(W):
                                     total = zeros(lanes, bits, count)
@@ -185,7 +185,7 @@ def weight_gradient_kernel(lanes: int, bits: int, width: int, rows: int, columns
                     b1 = min(B, b0 + images)
                     for line in range(0, HO, lines):
                         for o in range(0, OG, columns * channels):
-                            valid = masks(lanes, columns, (OG - o) * width, REVISION)
+                            valid = masks(lanes, columns, (OG - o) * width)
                             gp = pointers(columns, g + shift + o * unit, channels * unit, 0, columns)
                             off = pointers(columns, shift + o * unit, channels * unit, 0, columns)
                             for dy in range(KH):
@@ -221,7 +221,7 @@ def swap_kernel(lanes: int, bits: int, devices: int) -> Any:
     @kernel
     def swap(w, swapped, taps, I, O):
         """[taps, inputs, outputs, K] -> [taps, outputs, inputs, K], by squares."""
-        every, whole = mask_of(devices, devices, REVISION), masks(lanes, lanes, lanes * lanes, REVISION)
+        every, whole = mask_of(devices, devices), masks(lanes, lanes, lanes * lanes)
         for tap in range(taps):
             p, q = w + tap * I * O * size, swapped + tap * I * O * size
             for i0 in range(0, I, lanes):
@@ -245,10 +245,16 @@ def _sizes(shape: Shape) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _chunk(shape: Shape, channels: int, columns: int, summed: int) -> int:
-    """Output channels whose weights stay in the cache beside the maps."""
-    each = shape.kernel[0] * shape.kernel[1] * summed * vector_bytes() * columns
-    return max(1, NEAR // each) * columns * channels
+def channels_near(summed: int, channels: int, columns: int) -> int:
+    """Output channels whose weights stay in the cache beside the maps.
+
+    Parameters
+    ----------
+    summed : the products of an output: inputs times taps.
+    channels : the channels of a vector.
+    columns : the vectors of a tile's row.
+    """
+    return max(1, NEAR // (summed * vector_bytes() * columns)) * columns * channels
 
 
 @functools.lru_cache(maxsize=4096)
@@ -257,7 +263,7 @@ def plan_forward(shape: Shape) -> tuple[Any, tuple[int, ...]]:
     lanes = lane_count(shape.bits)
     width = min(lanes, shape.devices)
     rows, columns = tile_size(_vectors(shape.outputs, shape.groups, width, lanes))
-    chunk = _chunk(shape, lanes // width, columns, shape.inputs // shape.groups)
+    chunk = channels_near(math.prod(shape.kernel) * shape.inputs // shape.groups, lanes // width, columns)
     return forward_kernel(lanes, shape.bits, width, rows, columns), (*_sizes(shape), chunk)
 
 
@@ -268,7 +274,7 @@ def plan_input_gradient(shape: Shape) -> tuple[Any, tuple[int, ...], bool]:
     lanes = lane_count(shape.bits)
     width = min(lanes, shape.devices)
     rows, columns = tile_size(_vectors(shape.inputs, shape.groups, width, lanes))
-    chunk = _chunk(shape, lanes // width, columns, shape.outputs // shape.groups)
+    chunk = channels_near(math.prod(shape.kernel) * shape.outputs // shape.groups, lanes // width, columns)
     unit, swapped = shape.devices * shape.bits // 8, width < lanes
     strides = (unit, shape.inputs // shape.groups * unit) if swapped else (shape.outputs * unit, unit)
     function = input_gradient_kernel(lanes, shape.bits, width, rows, columns)

@@ -4,8 +4,10 @@ To everything else they are ordinary tensors [K, ...]; only their strides differ
 """
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +25,60 @@ def disarrange(memory: Tensor) -> Tensor:
     axes = memory.dim()
     kernel = max(0, axes - 3)
     return memory.permute(*reversed(range(kernel, axes)), *range(kernel))
+
+
+class ArrangedWeights:
+    """Weights as the kernels want them in memory; those of the last pass if they are the same.
+
+    They are kept for as long as somebody else has the weights.
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self, _: Any = None) -> None:
+        self._given: list[weakref.ref[Tensor]] = []
+        self._versions: list[int] = []
+        self._found: list[Tensor] = []
+        self._derived: dict[Any, Tensor] = {}
+
+    def find(
+        self, weights: Sequence[Tensor], shapes: Sequence[Sequence[int]]
+    ) -> tuple[list[Tensor], dict[Any, Tensor]]:
+        """The weights as the kernels want them, and what was made of them before, to which more can be added.
+
+        Parameters
+        ----------
+        weights : the weights of each device, [K, ...], or of one device for all.
+        shapes : those of the weights of all devices.
+        """
+        arranged = [is_arranged(weight, shape) for weight, shape in zip(weights, shapes, strict=True)]
+        if all(arranged):
+            return list(weights), {}
+        fixed = not any(weight.requires_grad or weight.is_inference() for weight in weights)
+        versions = [weight._version for weight in weights] if fixed else []
+        if fixed and versions == self._versions and all(a is b() for a, b in zip(weights, self._given, strict=True)):
+            return self._found, self._derived
+        found = [
+            weight if done else disarrange(arrange(weight.expand(shape)))
+            for weight, done, shape in zip(weights, arranged, shapes, strict=True)
+        ]
+        self._clear()
+        if fixed:
+            self._given = [weakref.ref(weight, self._clear) for weight in weights]
+            self._versions, self._found = versions, found
+        return found, self._derived
+
+
+def is_arranged(weight: Tensor, shape: Sequence[int]) -> bool:
+    """True if a weight of all devices lies in memory as the kernels want it: a part of a block may have its strides.
+
+    Parameters
+    ----------
+    weight : the weight, [K, ...].
+    shape : what its shape must be.
+    """
+    return weight.shape == tuple(shape) and weight.stride() == arranged_strides(shape)
 
 
 @lru_cache(maxsize=4096)

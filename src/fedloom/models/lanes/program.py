@@ -7,26 +7,29 @@ lanes, or an elementwise function of torch; so a device's numbers depend neither
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from . import columns, convolution, depthwise
-from .layout import arrange, arranged_strides, disarrange, offsets
+from . import columns, convolution, depthwise, winograd
+from .layout import ArrangedWeights, arrange, arranged_strides, offsets
 from .tracing import NoLaneKernelError, Operation, Trace, Value
 
 aten = torch.ops.aten
 
 
 class BlockPass:
-    """The tensors of one pass: `weights` lie in memory as the kernels want them, `addresses` are where."""
+    """The tensors of one pass: `weights` lie in memory as the kernels want them, `addresses` are where.
 
-    def __init__(self, program: "Program", weights: Sequence[Tensor]):
-        self.program = program
-        self.weights = program.arranged(weights)
+    `derived` is what steps have made of these weights. `evaluates`: neither training nor a backward pass follows.
+    """
+
+    def __init__(self, program: "Program", weights: Sequence[Tensor], evaluates: bool):
+        self.program, self.evaluates = program, evaluates
+        self.weights, self.derived = program.arranged.find(weights, program.shapes)
         self.addresses = [weight.data_ptr() for weight in self.weights]
         self.values: list[Tensor | None] = [None] * len(program.trace.values)
         self.saved: dict[int, Any] = {}
@@ -68,6 +71,10 @@ class BlockPass:
 class LaneStep(ABC):
     """An operation for so many devices, ready to run; `keeps` are the values that its backward pass reads."""
 
+    owns_memory = False  # its output is memory of its own
+    shares_memory = False  # its output is the memory of its input
+    is_cut = False  # no gradient goes back through it
+
     def __init__(self, operation: Operation, program: "Program"):
         trace = program.trace
         self.keeps: tuple[int, ...] = ()
@@ -85,6 +92,9 @@ class LaneStep(ABC):
 
     def prepare(self, program: "Program") -> None:  # noqa: B027 - most operations have nothing to prepare
         """Choose kernels and sizes, once."""
+
+    def overwrite(self, free: Collection[int]) -> None:  # noqa: B027 - most operations write to new memory
+        """Write the output over one of these inputs, which nothing reads later."""
 
     @abstractmethod
     def forward(self, run: BlockPass) -> None:
@@ -112,9 +122,11 @@ def _image(value: Value) -> tuple[int, int]:
 
 
 class Convolution(LaneStep):
+    owns_memory = True
     run_forward: tuple[Any, tuple[int, ...]]
     run_input_gradient: tuple[Any, tuple[int, ...]]
     run_weight_gradient: tuple[Any, tuple[int, ...]]
+    by_tiles: winograd.Plan | None = None
 
     def prepare(self, program: "Program") -> None:
         self.keeps = (self.x,)
@@ -134,10 +146,11 @@ class Convolution(LaneStep):
                 shape.batch, shape.height, shape.width, self.width, shape.out_height, shape.out_width,
                 *shape.kernel, *shape.stride, *shape.padding,
             )  # fmt: skip
-            rows, across = convolution.tile_size()
-            self.run_forward = depthwise.forward_kernel(self.lanes, self.bits, rows), sizes
+            rows, _ = convolution.tile_size()
+            tile = depthwise.tap_tile(shape.kernel[1], shape.out_width, -(-self.width // self.lanes))
+            self.run_forward = depthwise.forward_kernel(self.lanes, self.bits, depthwise.EXAMPLES), sizes
             self.run_input_gradient = depthwise.input_gradient_kernel(self.lanes, self.bits, rows), sizes
-            self.run_weight_gradient = depthwise.weight_gradient_kernel(self.lanes, self.bits, 2 * across), sizes
+            self.run_weight_gradient = depthwise.weight_gradient_kernel(self.lanes, self.bits, *tile), sizes
         else:
             self.run_forward = convolution.plan_forward(shape)
             kernel, sizes, self.swaps = convolution.plan_input_gradient(shape)
@@ -145,6 +158,8 @@ class Convolution(LaneStep):
             self.swap = convolution.swap_kernel(self.lanes, self.bits, self.devices)
             self.swap_sizes = shape.kernel[0] * shape.kernel[1], shape.inputs // shape.groups, shape.outputs
             self.run_weight_gradient = convolution.plan_weight_gradient(shape)
+            outputs = winograd.find_tile(shape)
+            self.by_tiles = None if outputs is None else winograd.Plan(shape, outputs)
         self.sum_bias = columns.column_sums(self.lanes, self.bits)
         self.bias_sizes = 1, shape.batch * shape.out_height * shape.out_width, shape.outputs * self.devices, 1.0
 
@@ -154,8 +169,20 @@ class Convolution(LaneStep):
     def forward(self, run: BlockPass) -> None:
         run.values[self.output] = y = torch.empty(self.shape, dtype=self.dtype)
         kernel, sizes = self.run_forward
-        weight, bias = self.weight_address(run), run.address(self.weights[1])
-        kernel(run.value(self.x).data_ptr(), weight, bias, y.data_ptr(), *sizes)
+        x, bias = run.value(self.x).data_ptr(), run.address(self.weights[1])
+        if run.evaluates and self.by_tiles is not None:
+            scratch = self.empty(self.by_tiles.scratch)
+            self.by_tiles(x, self.transformed(run, self.by_tiles), bias, y.data_ptr(), scratch.data_ptr())
+        else:
+            kernel(x, self.weight_address(run), bias, y.data_ptr(), *sizes)
+
+    def transformed(self, run: BlockPass, plan: winograd.Plan) -> int:
+        """The address of the weight as the tiles want it; made once for as long as weights stay the same."""
+        key = self.weights[0] or 0, plan.points
+        if key not in run.derived:
+            run.derived[key] = self.empty(plan.points * plan.weight_numbers)
+            plan.transform_weights(run.address(self.weights[0]), run.derived[key].data_ptr())
+        return run.derived[key].data_ptr()
 
     def swapped(self, run: BlockPass) -> Tensor:
         """The weight with inputs and outputs swapped in memory."""
@@ -211,12 +238,13 @@ class LinearStep(Convolution):
         apart = self.empty(self.positions, self.before.channels, self.after.channels, self.devices)
         kernel, sizes = self.run_weight_gradient
         kernel(x.data_ptr(), g, apart.data_ptr(), *sizes)
-        number = self.weights[0] or 0
+        number, found = self.weights[0] or 0, apart.permute(3, 2, 1, 0)
         if number not in run.begun:
             run.weight_gradient(number)
-            run.program.gradient_view(run.flat, number).copy_(apart.permute(3, 2, 1, 0).flatten(2))
+            # unflattened, so that what lies together is copied together
+            run.program.gradient_view(run.flat, number).unflatten(2, found.shape[2:]).copy_(found)
         else:
-            run.again.append((number, apart.permute(3, 2, 1, 0).flatten(2)))
+            run.again.append((number, found.flatten(2)))
 
 
 class Norm(LaneStep):
@@ -233,12 +261,13 @@ class Norm(LaneStep):
         images = self.trace.batch, *_image(self.before), self.width
         self.pool_sizes = (*images, self.width * self.bits // 8 if per_example else 0)
         self.pool_sum_sizes = self.segments, *images
+        self.moments = columns.moments(self.lanes, self.bits, columns.moments_across(self.width, self.lanes))
         kernels = (
-            columns.moments, columns.scale_columns, columns.pool_columns, columns.gradient_sums,
+            columns.scale_columns, columns.pool_columns, columns.gradient_sums,
             columns.gradient_columns, columns.pool_gradient_sums, columns.pool_gradient_columns,
         )  # fmt: skip
         (
-            self.moments, self.scale, self.pool, self.sums, self.columns, self.pool_sums, self.pool_columns
+            self.scale, self.pool, self.sums, self.columns, self.pool_sums, self.pool_columns
         ) = (kernel(self.lanes, self.bits) for kernel in kernels)  # fmt: skip
         self.is_per_example = per_example or len(self.weights) > 2  # with statistics that are given
         self.prepare_coefficients()
@@ -388,7 +417,10 @@ class Rescale(LaneStep):
 
 class Add(LaneStep):
     into: int | None = None
-    """The input whose memory takes the sum: the result of a convolution that nothing else reads."""
+    """The input whose memory takes the sum."""
+
+    def overwrite(self, free: Collection[int]) -> None:
+        self.into = next((number for number in self.inputs if number in free), None)
 
     def forward(self, run: BlockPass) -> None:
         left, right = map(run.value, self.inputs)
@@ -401,11 +433,20 @@ class Add(LaneStep):
 
 
 class Alias(LaneStep):
+    shares_memory = True
+
     def forward(self, run: BlockPass) -> None:
         run.values[self.output] = run.value(self.x)
 
     def backward(self, run: BlockPass, gradient: Tensor) -> None:
         run.add_gradient(self.x, gradient)
+
+
+class Detach(Alias):
+    is_cut = True
+
+    def backward(self, run: BlockPass, gradient: Tensor) -> None:
+        pass
 
 
 class Mean(LaneStep):
@@ -493,8 +534,8 @@ def from_image(x: Tensor, devices: int) -> Tensor:
 
 STEPS: dict[str, Callable[[Operation, "Program"], LaneStep]] = {
     "conv": Convolution, "linear": LinearStep, "norm": Norm, "parametric": Parametric, "relu": Activation,
-    "relu6": Activation6, "scale": Rescale, "add": Add, "alias": Alias, "mean": Mean, "max_pool": Pool,
-    "avg_pool": AveragePool, "mixed_pool": MixedPoolStep,
+    "relu6": Activation6, "scale": Rescale, "add": Add, "alias": Alias, "detach": Detach, "mean": Mean,
+    "max_pool": Pool, "avg_pool": AveragePool, "mixed_pool": MixedPoolStep,
 }  # fmt: skip
 
 
@@ -544,10 +585,19 @@ TWO_BY_TWO = ((2, 2), (2, 2), (0, 0), (1, 1), False)
 
 
 class Program:
-    """A traced module for one batch size and one number of devices, which fills vectors."""
+    """A traced module for one batch size and one number of devices, which fills vectors.
 
-    def __init__(self, trace: Trace, devices: int, dtype: torch.dtype):
-        self.trace, self.devices, self.dtype = trace, devices, dtype
+    Parameters
+    ----------
+    trace : the operations of one device.
+    devices : how many there are.
+    dtype : of all numbers.
+    training : whether it is in training mode.
+    arranged : the weights of the last pass; shared by programs that differ in the batch size.
+    """
+
+    def __init__(self, trace: Trace, devices: int, dtype: torch.dtype, training: bool, arranged: ArrangedWeights):
+        self.trace, self.devices, self.dtype, self.training, self.arranged = trace, devices, dtype, training, arranged
         self.bits = 32 if dtype == torch.float32 else 64
         numbers: list[int] = []
         tree_map(numbers.append, trace.outputs)
@@ -569,12 +619,10 @@ class Program:
             step.output: [n for n in (*step.inputs, step.output) if last[n] is step and n not in self.outputs]
             for step in self.steps
         }
-        shared = {number for step in self.steps if isinstance(step, Alias) for number in step.inputs}
-        fresh = {step.output for step in self.steps if isinstance(step, Convolution)} - self.kept - shared
+        shared = {number for step in self.steps if step.shares_memory for number in step.inputs}
+        fresh = {step.output for step in self.steps if step.owns_memory} - self.kept - shared
         for step in self.steps:
-            if isinstance(step, Add):
-                step.into = next((n for n in step.inputs if n in fresh and n in self.free[step.output]), None)
-        self._last_arranged: tuple[list[Tensor], list[int], list[Tensor]] = ([], [], [])
+            step.overwrite(fresh.intersection(self.free[step.output], step.inputs))
         self.free_kept = {key: [n for n in values if n not in self.kept] for key, values in self.free.items()}
 
     def __call__(self, weights: Mapping[str, Tensor], x: Tensor) -> tuple[Any, dict[str, Tensor]]:
@@ -582,7 +630,7 @@ class Program:
 
         Parameters
         ----------
-        weights : the weights of each device, [K, ...].
+        weights : the weights of each device, [K, ...], or of one device for all.
         x : the inputs, [K, batch, ...].
         """
         used = [weights[name] for name in self.weights]
@@ -590,35 +638,16 @@ class Program:
             statistics: dict[str, Tensor] = {}
             found = _Network.apply(self, statistics, x, *used)  # type: ignore[no-untyped-call]
         else:
-            run = self.forward(used, x, self.free)
+            run = self.forward(used, x, self.free, evaluates=not self.training)
             statistics = run.statistics
             found = tuple(self.unfold(run.value(number), number) for number in self.outputs)
         tensors = dict(zip(self.outputs, found, strict=True))
         return tree_map(tensors.__getitem__, self.trace.outputs), statistics
 
-    def arranged(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The weights as the kernels want them in memory; those of the last pass if they are the same.
-
-        Parameters
-        ----------
-        weights : the weights of each device, [K, ...].
-        """
-        if all(weight.stride() == strides for weight, strides in zip(weights, self.strides, strict=True)):
-            return list(weights)
-        fixed = not any(weight.requires_grad or weight.is_inference() for weight in weights)
-        versions = [weight._version for weight in weights] if fixed else []
-        given, known, found = self._last_arranged
-        if fixed and versions == known and all(a is b for a, b in zip(weights, given, strict=True)):
-            return found
-        found = [
-            weight if weight.stride() == strides else disarrange(arrange(weight))
-            for weight, strides in zip(weights, self.strides, strict=True)
-        ]
-        self._last_arranged = (list(weights), versions, found) if fixed else ([], [], [])
-        return found
-
-    def forward(self, weights: Sequence[Tensor], x: Tensor, free: Mapping[int, Sequence[int]]) -> BlockPass:
-        run = BlockPass(self, weights)
+    def forward(
+        self, weights: Sequence[Tensor], x: Tensor, free: Mapping[int, Sequence[int]], evaluates: bool = False
+    ) -> BlockPass:
+        run = BlockPass(self, weights, evaluates)
         run.values[0] = self.fold(x)
         for step in self.steps:
             step.forward(run)
@@ -648,6 +677,8 @@ class Program:
         """The values whose gradient is needed."""
         found = {0} if x else set[int]()
         for step in self.steps:
+            if step.is_cut:
+                continue
             if found.intersection(step.inputs) or any(wanted[n] for n in step.weights if n is not None):
                 found.add(step.output)
         return frozenset(found)

@@ -2,6 +2,7 @@
 
 The module runs once on numbers, and every torch function that touches an activation is recorded. Whatever is not known
 here, in every setting, is refused with a reason: nothing is ever computed that only resembles what the module does.
+Of a module of known layers, which look at no numbers, only the sizes are followed: convolutions return zeros.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +69,9 @@ SHAPE_QUERIES = {
 }
 
 
-def trace(module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Trace:
+def trace(
+    module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, Tensor], x: Tensor, sizes_only: bool = False
+) -> Trace:
     """Record a module.
 
     Parameters
@@ -77,8 +80,9 @@ def trace(module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, T
     layers : its layers.
     weights : the weights of one device.
     x : the inputs of one device, [batch, ...].
+    sizes_only : whether what takes time may return zeros, since nothing depends on the numbers.
     """
-    recorder = TraceRecorder(weights, x)
+    recorder = TraceRecorder(weights, x, sizes_only)
     with torch.no_grad(), recorder.leaves(layers), recorder:
         outputs, _ = module(weights, x)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -86,8 +90,9 @@ def trace(module: Callable[..., Any], layers: nn.Module, weights: Mapping[str, T
 
 
 class TraceRecorder(TorchFunctionMode):
-    def __init__(self, weights: Mapping[str, Tensor], x: Tensor):
+    def __init__(self, weights: Mapping[str, Tensor], x: Tensor, sizes_only: bool = False):
         super().__init__()
+        self.sizes_only = sizes_only
         self.weights = {id(weight): name for name, weight in weights.items()}
         self.shapes = {name: weight.shape for name, weight in weights.items()}
         self.values = [value_of(x)]
@@ -101,7 +106,8 @@ class TraceRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         tensors = [one for one in (*_flat(args), *kwargs.values()) if isinstance(one, Tensor)]
-        result = func(*args, **kwargs)
+        like = SIZES.get(func) if self.sizes_only else None
+        result = (func if like is None else like)(*args, **kwargs)
         if not any(id(tensor) in self.numbers for tensor in tensors):
             first = self.weights.get(id(tensors[0])) if len(tensors) == 1 else None
             if first is not None and isinstance(result, Tensor) and name in ("flatten", "view", "reshape", "detach"):
@@ -137,7 +143,7 @@ class TraceRecorder(TorchFunctionMode):
     def _leaf(self, layer: nn.Module, record: Any, forward: Any) -> Any:
         def run(x: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():
-                result: Tensor = forward(x)
+                result: Tensor = torch.zeros_like(x) if self.sizes_only and record in KEEP_SIZES else forward(x)
             if result is not x:
                 record(self, result, x, layer)
             return result
@@ -330,6 +336,10 @@ def _same(recorder: TraceRecorder, result: Tensor, x: Tensor, *other: Any, **oth
     recorder.same(result, x, recorder.values[recorder.value(x)] if result is not x else None)
 
 
+def _detach(recorder: TraceRecorder, result: Tensor, x: Tensor) -> None:
+    recorder.add("detach", result, (x,), value=recorder.values[recorder.value(x)])
+
+
 def _dropout(
     recorder: TraceRecorder, result: Tensor, x: Tensor, p: float = 0.5, training: bool = True, **other: Any
 ) -> None:
@@ -393,6 +403,9 @@ LEAVES: dict[Any, Callable[..., None]] = {
     MixedPool.forward: _mixed_pool,
 }
 
+KEEP_SIZES = frozenset({_batch_norm, _group_norm, _instance_norm, _parametric_norm})
+"""Layers whose outputs have the sizes of their inputs."""
+
 RECORDED: dict[Any, Callable[..., None]] = {
     **dict.fromkeys((torch.conv2d, F.conv2d), _conv(2)),
     **dict.fromkeys((torch.conv1d, F.conv1d), _conv(1)),
@@ -410,6 +423,23 @@ RECORDED: dict[Any, Callable[..., None]] = {
     **dict.fromkeys((torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__, Tensor.__radd__), _add),
     **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__), _divide),
     **dict.fromkeys((Tensor.contiguous, Tensor.clone, torch.clone), _same),
+    Tensor.detach: _detach,
     F.dropout: _dropout,
     F.layer_norm: _layer_norm,
 }
+
+
+def _conv2d_zeros(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Zeros of the size of a convolution of maps; what is refused afterwards is computed."""
+    if isinstance(padding, str) or x.dim() != 4:
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    across = zip(x.shape[2:], weight.shape[2:], *(_pair(one, 2) for one in (stride, padding, dilation)), strict=True)
+    sizes = [(size + 2 * pad - apart * (taps - 1) - 1) // step + 1 for size, taps, step, pad, apart in across]
+    return x.new_zeros(len(x), len(weight), *sizes)
+
+
+SIZES: dict[Any, Callable[..., Tensor]] = dict.fromkeys((torch.conv2d, F.conv2d), _conv2d_zeros)
+"""Functions that take time, and what makes zeros of the size of their results."""

@@ -9,7 +9,6 @@ import functools
 from typing import Any
 
 from .vectors import (
-    REVISION,
     add,
     div,
     fma,
@@ -46,9 +45,9 @@ def sum_squares(lanes: int, bits: int) -> Any:
             for first in range(0, numbers, RUN * wide):
                 last = min(numbers, first + RUN * wide)
                 for j in range(0, wide, lanes):
-                    every, a = mask_of(lanes, wide - j, REVISION), zero
+                    every, a = mask_of(lanes, wide - j), zero
                     for at in range(first + j, last, wide):
-                        t = load(bits, g + at * size, mask_of(lanes, min(last - at, wide - j), REVISION))
+                        t = load(bits, g + at * size, mask_of(lanes, min(last - at, wide - j)))
                         a = fma(t, t, a)
                     store(add(load(bits, total + j * size, every), a), total + j * size, every)
 
@@ -64,11 +63,11 @@ def sgd(lanes: int, bits: int) -> Any:
         """velocity = keep * velocity + clip * g + decay * w; w += rate * velocity"""
         zero = splat(lanes, bits, 0.0)
         for v in range(0, wide, lanes):
-            every, q = mask_of(lanes, wide - v, REVISION), v * size
+            every, q = mask_of(lanes, wide - v), v * size
             on, k, c = load(bits, active + q, every), load(bits, keep + q, every), load(bits, clip + q, every)
             d, r = load(bits, decay + q, every), load(bits, rate + q, every)
             for at in range(v, numbers, wide):
-                valid, p = mask_of(lanes, numbers - at, REVISION), at * size
+                valid, p = mask_of(lanes, numbers - at), at * size
                 x, m = load(bits, w + p, valid), load(bits, velocity + p, valid)
                 t = fma(d, x, fma(c, load(bits, g + p, valid), mul(k, m)))
                 store(where_equal(on, zero, m, t), velocity + p, valid)
@@ -87,11 +86,11 @@ def adam(lanes: int, bits: int) -> Any:
         zero, small, weight = splat(lanes, bits, 0.0), splat(lanes, bits, eps), splat(lanes, bits, decay)
         new1, new2 = splat(lanes, bits, 1.0 - beta1), splat(lanes, bits, 1.0 - beta2)
         for v in range(0, wide, lanes):
-            every, q = mask_of(lanes, wide - v, REVISION), v * size
+            every, q = mask_of(lanes, wide - v), v * size
             on, c, r = load(bits, active + q, every), load(bits, clip + q, every), load(bits, rate + q, every)
             u1, u2 = load(bits, unbias + q, every), load(bits, unbias_square + q, every)
             for at in range(v, numbers, wide):
-                valid, p = mask_of(lanes, numbers - at, REVISION), at * size
+                valid, p = mask_of(lanes, numbers - at), at * size
                 x, m, s = load(bits, w + p, valid), load(bits, mean + p, valid), load(bits, square + p, valid)
                 t = fma(weight, x, mul(c, load(bits, g + p, valid)))
                 a = fma(new1, sub(t, m), m)

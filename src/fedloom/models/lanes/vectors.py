@@ -4,8 +4,10 @@ Addresses are integers and offsets count bytes. Shapes are literal arguments or 
 these functions can be cached on disk. Masks leave out lanes beyond the end of a row, whatever its length.
 """
 
+import hashlib
 import logging
-import zlib
+from contextlib import suppress
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,14 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import config, njit, types
 from numba.core import cgutils, event
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic, models, register_model
 
 logger = logging.getLogger(__name__)
 literal_intrinsic = intrinsic(prefer_literal=True)
 INT64, INT32, BIT = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 
-REVISION = zlib.crc32(Path(__file__).read_bytes()) & 0x7FFFFFFF
-"""Part of every kernel's key in the cache on disk, which knows only the kernel's own file."""
+REVISION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 class Vector(types.Type):
@@ -83,12 +85,19 @@ def _announce() -> None:
 event.register("numba:compile", _Announcer())
 
 
+class KernelCache(FunctionCache):
+    """Numba's cache on disk, which knows a kernel's own file; kernels are also made of what is in this one."""
+
+    def _index_key(self, *about: Any) -> Any:
+        return *super()._index_key(*about), REVISION
+
+
 def kernel(function: Any) -> Any:
     """Compile a function on its first call; from the cache on disk if there is a folder that can be written."""
-    try:
-        return njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")(function)
-    except RuntimeError:  # no folder for the cache
-        return njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+    compiled = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+    with suppress(RuntimeError):  # no folder for the cache
+        compiled._cache = KernelCache(function)
+    return compiled
 
 
 def _scalar(bits: int) -> Any:
@@ -141,6 +150,11 @@ def _mask(builder: Any, lanes: int, left: Any) -> Any:
     return builder.icmp_signed("<", ir.Constant(numbers, list(range(lanes))), limit)
 
 
+def _nothing(lanes: int) -> Any:
+    """The mask of no lane."""
+    return ir.Constant(ir.VectorType(BIT, lanes), [0] * lanes)
+
+
 @literal_intrinsic
 def zeros(context: Any, lanes: Any, bits: Any, count: Any) -> Any:
     kind = Vector(lanes.literal_value, bits.literal_value)
@@ -170,7 +184,7 @@ def pointers(context: Any, count: Any, base: Any, stride: Any, first: Any, last:
 
 
 @literal_intrinsic
-def masks(context: Any, lanes: Any, count: Any, left: Any, revision: Any) -> Any:
+def masks(context: Any, lanes: Any, count: Any, left: Any) -> Any:
     """The masks of successive vectors, when `left` numbers are left."""
     result = types.UniTuple(Mask(lanes.literal_value), count.literal_value)
 
@@ -179,7 +193,7 @@ def masks(context: Any, lanes: Any, count: Any, left: Any, revision: Any) -> Any
         found = [_mask(builder, size, builder.sub(arguments[2], _int(n * size))) for n in range(result.count)]
         return target.make_tuple(builder, result, found)
 
-    return result(lanes, count, types.int64, revision), generate
+    return result(lanes, count, types.int64), generate
 
 
 @literal_intrinsic
@@ -260,13 +274,13 @@ def multiply_add(context: Any, tile: Any, rows: Any, columns: Any, mask: Any, a:
 
 
 @literal_intrinsic
-def mask_of(context: Any, lanes: Any, left: Any, revision: Any) -> Any:
+def mask_of(context: Any, lanes: Any, left: Any) -> Any:
     """The mask of a vector when `left` numbers are left."""
 
     def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _mask(builder, lanes.literal_value, arguments[1])
 
-    return Mask(lanes.literal_value)(lanes, types.int64, revision), generate
+    return Mask(lanes.literal_value)(lanes, types.int64), generate
 
 
 @literal_intrinsic
@@ -437,6 +451,52 @@ def repeat(context: Any, count: Any, value: Any) -> Any:
 
 
 @literal_intrinsic
+def repeat_each(context: Any, count: Any, values: Any) -> Any:
+    """All of the values, so many times."""
+    result = types.UniTuple(values.dtype, count.literal_value * values.count)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        found = cgutils.unpack_tuple(builder, arguments[1]) * count.literal_value
+        return target.make_tuple(builder, result, found)
+
+    return result(count, values), generate
+
+
+@literal_intrinsic
+def grid(context: Any, rows: Any, columns: Any, base: Any, down: Any, across: Any) -> Any:
+    """base + row * down + column * across, row by row."""
+    result = types.UniTuple(types.int64, rows.literal_value * columns.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, _, base, down, across = arguments
+        starts = [builder.add(base, builder.mul(down, _int(row))) for row in range(rows.literal_value)]
+        steps = [builder.mul(across, _int(column)) for column in range(columns.literal_value)]
+        return target.make_tuple(builder, result, [builder.add(start, step) for start in starts for step in steps])
+
+    return result(rows, columns, types.int64, types.int64, types.int64), generate
+
+
+@literal_intrinsic
+def masks_inside(context: Any, rows: Any, mask: Any, first: Any, end: Any) -> Any:
+    """The masks of each row, which is number first, first + 1, ...; empty unless that is from 0 to end."""
+    kind = mask.dtype
+    result = types.UniTuple(kind, rows.literal_value * mask.count)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        valid, nothing = cgutils.unpack_tuple(builder, arguments[1]), _nothing(kind.lanes)
+        # as unsigned numbers, those below zero are beyond every end
+        inside = [
+            builder.icmp_unsigned("<", builder.add(arguments[2], _int(row)), arguments[3])
+            for row in range(rows.literal_value)
+        ]
+        return target.make_tuple(
+            builder, result, [builder.select(one, each, nothing) for one in inside for each in valid]
+        )
+
+    return result(rows, mask, types.int64, types.int64), generate
+
+
+@literal_intrinsic
 def store_each(context: Any, tile: Any, at: Any, mask: Any, offset: Any) -> Any:
     """Store each vector of a tile at its own address + offset."""
 
@@ -464,3 +524,171 @@ def load_each(context: Any, bits: Any, at: Any, mask: Any, offset: Any) -> Any:
         return target.make_tuple(builder, result, found)
 
     return result(bits, at, mask, types.int64), generate
+
+
+@literal_intrinsic
+def load_window(
+    context: Any, bits: Any, rows: Any, columns: Any, base: Any, line: Any, near: Any, y: Any, x: Any, height: Any,
+    width: Any, mask: Any,
+) -> Any:  # fmt: skip
+    """The pixels of a window that begins in line y and column x of a map; zero outside of the map.
+
+    `line` and `near`: bytes from a line, and from a pixel, to the next one.
+    """
+    kind = Vector(mask.lanes, bits.literal_value)
+    result = types.UniTuple(kind, rows.literal_value * columns.literal_value)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        found = [
+            _load(builder, address, valid, kind.lanes, kind.bits)
+            for address, valid in _window(builder, rows.literal_value, columns.literal_value, mask.lanes, arguments[3:])
+        ]
+        return target.make_tuple(builder, result, found)
+
+    return result(bits, rows, columns, *[types.int64] * 7, mask), generate
+
+
+@literal_intrinsic
+def store_window(
+    context: Any, tile: Any, rows: Any, columns: Any, base: Any, line: Any, near: Any, y: Any, x: Any, height: Any,
+    width: Any, mask: Any,
+) -> Any:  # fmt: skip
+    """Store the pixels of a window that lie in the map."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        window = _window(builder, rows.literal_value, columns.literal_value, mask.lanes, arguments[3:])
+        for value, (address, valid) in zip(cgutils.unpack_tuple(builder, arguments[0]), window, strict=True):
+            _store(builder, value, address, valid, tile.dtype.lanes, tile.dtype.bits)
+        return target.get_dummy_value()
+
+    return types.void(tile, rows, columns, *[types.int64] * 7, mask), generate
+
+
+def _window(builder: Any, rows: int, columns: int, lanes: int, arguments: Any) -> list[tuple[Any, Any]]:
+    """Addresses and masks of a window's pixels, line by line."""
+    base, line, near, y, x, height, width, mask = arguments
+    nothing = _nothing(lanes)
+
+    def axis(start: Any, count: int, end: Any, stride: Any) -> list[tuple[Any, Any]]:
+        places = [builder.add(start, _int(n)) for n in range(count)]
+        # as unsigned numbers, those below zero are beyond every end
+        return [(builder.mul(place, stride), builder.icmp_unsigned("<", place, end)) for place in places]
+
+    return [
+        (builder.add(base, builder.add(down, right)), builder.select(builder.and_(above, before), mask, nothing))
+        for down, above in axis(y, rows, height, line)
+        for right, before in axis(x, columns, width, near)
+    ]
+
+
+@literal_intrinsic
+def add_each(context: Any, tile: Any, value: Any) -> Any:
+    """The vectors of a tile, each plus the same one."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, arguments[0])
+        return target.make_tuple(builder, tile, [builder.fadd(one, arguments[1]) for one in values])
+
+    return tile(tile, value), generate
+
+
+@literal_intrinsic
+def times_each(context: Any, tile: Any, value: Any) -> Any:
+    """The vectors of a tile, each times the same one."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, arguments[0])
+        return target.make_tuple(builder, tile, [builder.fmul(one, arguments[1]) for one in values])
+
+    return tile(tile, value), generate
+
+
+@literal_intrinsic
+def plus(context: Any, tile: Any, other: Any) -> Any:
+    """The sum of two tiles."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pairs = zip(*(cgutils.unpack_tuple(builder, argument) for argument in arguments), strict=True)
+        return target.make_tuple(builder, tile, [builder.fadd(left, right) for left, right in pairs])
+
+    return tile(tile, other), generate
+
+
+@literal_intrinsic
+def plus_squares(context: Any, tile: Any, values: Any, center: Any) -> Any:
+    """A tile plus the squares of values - center; `center` is a row, for all rows."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        totals, numbers, row = (cgutils.unpack_tuple(builder, argument) for argument in arguments)
+        fused, found = _fused(builder, tile.dtype.lanes, tile.dtype.bits), []
+        for n, (total, number) in enumerate(zip(totals, numbers, strict=True)):
+            apart = builder.fsub(number, row[n % len(row)])
+            found.append(builder.call(fused, [apart, apart, total]))
+        return target.make_tuple(builder, tile, found)
+
+    return tile(tile, values, center), generate
+
+
+@literal_intrinsic
+def where_each(context: Any, mask: Any, tile: Any, other: Any) -> Any:
+    """The lanes of a tile that are there; those of another one elsewhere."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        each = zip(*(cgutils.unpack_tuple(builder, argument) for argument in arguments), strict=True)
+        return target.make_tuple(builder, tile, [builder.select(*one) for one in each])
+
+    return tile(mask, tile, other), generate
+
+
+@literal_intrinsic
+def add_pairs(context: Any, tile: Any, columns: Any) -> Any:
+    """The sums of neighboring rows of a tile: of the first and the second, of the third and the fourth."""
+    across = columns.literal_value
+    result = types.UniTuple(tile.dtype, tile.count // 2)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, arguments[0])
+        below = [n + across for n in range(tile.count) if n // across % 2 == 0]
+        found = [builder.fadd(values[n - across], values[n]) for n in below]
+        return target.make_tuple(builder, result, found)
+
+    return result(tile, columns), generate
+
+
+@literal_intrinsic
+def transform(context: Any, tile: Any, matrix: Any) -> Any:
+    """matrix @ tile @ matrix transposed, of a square tile of vectors.
+
+    `matrix`: a text of fractions, rows apart by semicolons, which is how a kernel can have it as a constant.
+    """
+    coefficients = [[Fraction(word) for word in row.split()] for row in matrix.literal_value.split(";")]
+    after, before = len(coefficients), len(coefficients[0])
+    result = types.UniTuple(tile.dtype, after * after)
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, arguments[0])
+        rows = [values[n * before : (n + 1) * before] for n in range(before)]
+        columns = [_combine(builder, tile.dtype, coefficients, column) for column in zip(*rows, strict=True)]
+        found = [_combine(builder, tile.dtype, coefficients, row) for row in zip(*columns, strict=True)]
+        return target.make_tuple(builder, result, [value for row in found for value in row])
+
+    return result(tile, matrix), generate
+
+
+def _combine(builder: Any, kind: Vector, coefficients: list[list[Fraction]], values: Any) -> list[Any]:
+    """The sums of values times each row of coefficients."""
+    fused, found = _fused(builder, kind.lanes, kind.bits), []
+    for row in coefficients:
+        total = None
+        for factor, value in zip(row, values, strict=True):
+            if not factor:
+                continue
+            constant = _constant(kind.lanes, kind.bits, float(factor))
+            if total is None:
+                total = value if factor == 1 else builder.fmul(value, constant)
+            elif abs(factor) == 1:
+                total = builder.fadd(total, value) if factor == 1 else builder.fsub(total, value)
+            else:
+                total = builder.call(fused, [value, constant, total])
+        found.append(total)
+    return found
