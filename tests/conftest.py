@@ -21,7 +21,14 @@ from fedloom.methods import METHODS, Method
 from fedloom.models import MODELS, Model
 from fedloom.tensors import Parcel, Tensors
 from fedloom.testing import InterceptingEngine, ScriptedEngine, TinyWorld
-from fedloom.testing.world import TINY_METHODS, TINY_SETTINGS, home_family, takes_family
+from fedloom.testing.world import (
+    SMALLER_SETTINGS,
+    TINY_METHODS,
+    TINY_SETTINGS,
+    home_family,
+    takes_family,
+    takes_setting,
+)
 
 # as every run has it; sums come out otherwise with more, also where make did not start the tests
 torch.set_num_threads(1)
@@ -43,17 +50,23 @@ def build_method(name: str, **settings: Any) -> Method:
     return made
 
 
+def smaller_size(family: str) -> dict[str, Any]:
+    """Settings of a smaller size: half the width, or what a family without widths has instead."""
+    has_width = takes_setting(signature(MODELS[family]).parameters, "width")
+    return {"width": 0.5} if has_width else SMALLER_SETTINGS[family]
+
+
 # besides a family that many methods admit, those that methods were made for; every other pair is slow
 MADE_FOR_EACH_OTHER = {
     ("heterofl", "transformer"), ("inclusivefl", "transformer"), ("fedhen", "preactresnet"), ("fedhenn", "lstm"),
-    ("standalone", "lenet"),
+    ("standalone", "lenet"), ("everytier", "columnnet"),
 }  # fmt: skip
 
 
 # what `make test` tries of every contract: the five systems, and one method of each other kind
 IN_EVERY_RUN = {
     "heterofl", "fedhen", "fedsup", "efedsup", "fedhenn", "fedin",
-    "fedavg", "standalone", "ditto", "depthfl", "fedproto", "fml", "scaffold", "codistill",
+    "fedavg", "standalone", "ditto", "depthfl", "fedproto", "fml", "scaffold", "everytier",
 }  # fmt: skip
 TRY_ALL_METHODS = {"cli", "contracts", "engines", "flower", "recipe", "runs"}
 METHOD_NAMES = {METHODS[name]: name for name in METHODS}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.models import MODELS, Outputs, build_model, packed
 from fedloom.testing import MODEL_CHECKS, CheckFailed, check_model
 from fedloom.testing.world import SMALLER_SETTINGS, TINY_SETTINGS
-from tests.conftest import TOKENS
+from tests.conftest import TOKENS, smaller_size
 
 QUICK = ("convnet", "lstm", "mlp", "preactresnet")  # the others are tested in tests/models too
 
@@ -21,7 +21,7 @@ QUICK = ("convnet", "lstm", "mlp", "preactresnet")  # the others are tested in t
 )
 def test_check_model_of_built_in_family_passes(name: str) -> None:
     tiny, tokens = TINY_SETTINGS[name], 5 if name in TOKENS else None
-    tiers = (tiny, {**tiny, "width": 0.5, **SMALLER_SETTINGS.get(name, {})})
+    tiers = (tiny, {**tiny, **smaller_size(name), **SMALLER_SETTINGS.get(name, {})})
     report = check_model(name, tiers=tiers, tokens=tokens)
     assert report.passed == tuple(MODEL_CHECKS)
     assert report.notes == {}

@@ -79,6 +79,14 @@ def test_devices_at_once_depends_on_model_only(width: float, at_once: int) -> No
     assert devices_at_once(build_model("convnet", MODELS["convnet"], {"width": width}, (1, 28, 28), 10)) == at_once
 
 
+@pytest.mark.parametrize(("kernels", "units", "at_once"), [("lanes", 512, 1), ("lanes", 32, 8), ("torch", 512, 8)])
+def test_devices_at_once_large_linear_layers_run_alone_in_lanes(kernels: Any, units: int, at_once: int) -> None:
+    """Elsewhere the size of blocks decides which kernels run, and so the bits."""
+    pytest.importorskip("numba")
+    net = build_model("lenet", MODELS["lenet"], {"convs": (8, 16), "hidden": (units, units)}, (1, 28, 28), 10)
+    assert devices_at_once(replace(net, kernels=kernels)) == at_once
+
+
 def test_devices_per_block_can_differ_per_tier(world: Callable[..., Any]) -> None:
     place = world(widths=(1.0, 0.5), sizes=(8,) * 8)
     seen: list[Client] = []

@@ -88,6 +88,27 @@ def test_pool_closed_with_run_leaves_no_process(recipe: Recipe, tmp_path: Path) 
             os.kill(process, 0)
 
 
+def test_pool_hands_out_next_block_before_a_result(recipe: Recipe, tmp_path: Path) -> None:
+    """No worker waits for what becomes of a result."""
+    document = recipe(engine={"devices_per_block": 1})
+    experiment = assemble(load(document, Registries()), Registries(), tmp_path, workers=2)
+    pool = experiment.simulator.executor
+    assert isinstance(pool, WorkerPool)
+    run, busy = pool.run_blocks, []
+
+    def watch(blocks: list[Any], *others: Any) -> Any:
+        for number, found in enumerate(run(blocks, *others), 1):
+            left = len(blocks) - number
+            busy.append((sum(worker.block is not None for worker in pool.pool), min(2, left)))
+            yield found
+
+    pool.run_blocks = watch  # type: ignore[method-assign]
+    for _ in record_rounds(experiment, tmp_path / "run"):
+        pass
+    assert any(expected == 2 for _, expected in busy)
+    assert all(found == expected for found, expected in busy)
+
+
 class Haunting:
     """Garbage that only the process it belongs to may collect, such as sessions that wait for their threads."""
 

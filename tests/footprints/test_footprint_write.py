@@ -12,6 +12,7 @@ from fedloom.fleet import Device
 from fedloom.footprints import Footprint, find_footprint, is_submodel, leading, rolling, subnet_footprint
 from fedloom.footprints.footprint import Axis, block_index, take_block
 from fedloom.models import Model
+from tests.conftest import smaller_size
 
 
 @st.composite
@@ -96,14 +97,14 @@ def test_write_names_missing_in_the_small_model_are_kept() -> None:
 
 @pytest.mark.parametrize("slicer", [leading, rolling(3)])
 def test_write_every_family_is_read_back(family: str, slicer: object, tiny_model: Callable[..., Model]) -> None:
-    whole, small = tiny_model(family), tiny_model(family, width=0.5)
+    whole, small = tiny_model(family), tiny_model(family, **smaller_size(family))
     footprint = find_footprint(small.shapes(), whole.shapes(), slicer)  # type: ignore[arg-type]
     result = footprint.write(whole.initial_weights(0), small.initial_weights(1))
     assert all(torch.equal(tensor, small.initial_weights(1)[name]) for name, tensor in footprint.read(result).items())
 
 
 def test_subnet_footprint_larger_model_is_refused(family: str, tiny_model: Callable[..., Model]) -> None:
-    whole, small = tiny_model(family), tiny_model(family, width=0.5)
+    whole, small = tiny_model(family), tiny_model(family, **smaller_size(family))
     assert subnet_footprint(small, whole).blocks == find_footprint(small.shapes(), whole.shapes()).blocks
     assert is_submodel(small.shapes(), whole.shapes())
     assert is_submodel(whole.shapes(), whole.shapes())

@@ -21,7 +21,12 @@ def costs(recipe: str, folder: Path) -> dict[str, TierCost]:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "labels"), [("heterofl_mnist", 10), ("heterofl_cifar10", 10), ("heterofl_wikitext2", 33_279)]
+    ("recipe", "labels"),
+    [
+        ("heterofl_mnist", 10),
+        pytest.param("heterofl_cifar10", 10, marks=pytest.mark.slow),
+        pytest.param("heterofl_wikitext2", 33_279, marks=pytest.mark.slow),
+    ],
 )
 def test_heterofl_traffic_is_slice_and_label_set(recipe: str, labels: int, tmp_path: Path) -> None:
     for one in costs(recipe, tmp_path).values():

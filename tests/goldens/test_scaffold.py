@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedloom.footprints import ClientUpdate, coverage_mean
+from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.scaffold import Scaffold
-from fedloom.testing import TinyWorld, same_parcel
+from fedloom.testing import TinyWorld, largest_difference, same_parcel
 from fedloom.testing.doubles import committed_states
 from tests.goldens.reference import LR, Weights, corner, descend, full_batch_world, holders, label_gradient, total
 
@@ -93,6 +94,26 @@ def test_scaffold_one_step_of_everyone_is_sgd(option: Literal["I", "II"]) -> Non
         x = {n: w - LR * sums[n] / holders(world, everyone, x)[n] for n, w in x.items()}
     for n, weight in x.items():
         torch.testing.assert_close(server["weights"][n], weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_first_round_of_one_model_is_fedavg_bit_for_bit(option: Literal["I", "II"]) -> None:
+    """All control variates are zero yet."""
+    world = full_batch_world(3, widths=(1.0,))
+    scaffold, fedavg = Scaffold(option), FedAvg("uniform")
+    made, expected = (world.play(method, world.engine(method), rounds=1) for method in (scaffold, fedavg))
+    assert same_parcel({"weights": made["weights"]}, expected)
+    later, without = (world.play(method, world.engine(method), rounds=2) for method in (scaffold, fedavg))
+    assert not same_parcel({"weights": later["weights"]}, without)
+
+
+@pytest.mark.usefixtures("double")
+def test_scaffold_of_one_device_is_fedavg() -> None:
+    """Its control variate is the server's, so that nothing is corrected."""
+    world = full_batch_world(3, sizes=(8,), widths=(1.0,))
+    made, expected = (world.play(method, world.engine(method), rounds=3) for method in (Scaffold(), FedAvg("uniform")))
+    assert largest_difference({"weights": made["weights"]}, expected) <= 1e-12
+    assert all(bool(control.any()) for control in made["control"].values())
 
 
 def test_scaffold_entries_without_reply_keep_bits() -> None:

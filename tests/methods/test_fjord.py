@@ -109,9 +109,9 @@ def test_fjord_subnet_stream_decides_shared_sampling(
     for stream in ("device", "shared"):
         noted: list[Model] = []
 
-        def note(nets: Any, *rest: Any, noted: list[Model] = noted) -> Tensor:
-            noted.extend(nets)
-            return subnet_logits(nets, *rest)
+        def note(drawn: Any, *rest: Any, noted: list[Model] = noted) -> list[Tensor]:
+            noted.extend(*drawn)
+            return subnet_logits(drawn, *rest)
 
         monkeypatch.setattr(inside, "subnet_logits", note)
         method = FjORD(subnet_stream=stream)  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from torch import nn
 
 from fedloom.client import Sgd
 from fedloom.data import TASKS
+from fedloom.engines import Compression
+from fedloom.engines.compression import LowRank
 from fedloom.fleet import Reply, count_parameters
 from fedloom.methods import METHODS, Method, fleet_problem, training_macs
 from fedloom.methods._prototypes import find_head, nearest_prototype
@@ -24,7 +26,7 @@ from fedloom.methods.fml import FML
 from fedloom.methods.standalone import Standalone
 from fedloom.models import build_model, compute_cost
 from fedloom.testing import TinyWorld, check_method, largest_difference, same_parcel, tiny_model
-from fedloom.testing.doubles import committed_states
+from fedloom.testing.doubles import committed_states, with_compression
 from fedloom.testing.report import METHOD_CHECKS, default_dtype
 
 FOREIGN = ("fd", "fedproto", "fml", "fedkd", "fedgh", "fedtgp")
@@ -109,12 +111,14 @@ def test_shared_net_that_learns_from_labels_alone_is_fedavg(weighting: Any) -> N
     assert largest_difference(found, expected) <= 1e-12
 
 
-def test_fml_of_equal_nets_trains_both_alike() -> None:
+@pytest.mark.parametrize("method", [FML(), FedKD(energy_start=1.0, energy_end=1.0)], ids=["fml", "fedkd"])
+def test_shared_net_of_equal_nets_trains_as_the_own_one(method: Method) -> None:
     """One device, one architecture: what starts equal and has the same losses stays equal."""
     world = TinyWorld.make("mlp", sizes=(9,), optimizer=Sgd(0.1, momentum=0.9))
-    engine = world.engine(FML())
-    server = world.play(FML(), engine, rounds=1)
-    assert largest_difference(server, committed_states(engine)["0"]) <= 1e-6
+    engine = world.engine(method)
+    server = world.play(method, engine, rounds=1)
+    assert largest_difference(server, {"weights": committed_states(engine)["0"]["weights"]}) <= 1e-6
+    assert largest_difference(server, method.start(world.fleet, world.seed)) > 1e-3
 
 
 def test_fedgh_with_a_tiny_server_rate_shares_the_initial_header() -> None:
@@ -183,6 +187,33 @@ def test_truncate_keeps_the_fewest_singular_values_above_the_energy(
 def test_truncate_of_no_change_is_no_change() -> None:
     old = {"w": torch.randn(2, 3, 4, 3, 3)}
     assert same_parcel({"w": truncate(old, old, torch.tensor([0.95, 0.5]))}, {"w": old})
+
+
+@pytest.mark.usefixtures("double")
+def test_fedkd_factors_of_enough_rank_arrive_as_updates_were_cut() -> None:
+    """With `low_rank` the devices' factors travel, and are what is counted: by hand, in both directions."""
+    world, method = foreign_world(), FedKD(energy_start=0.4, energy_end=0.4)
+    compression = Compression(LowRank(0.5, error_feedback=False))
+    plain, engine = world.engine(method), with_compression(world.engine(method), compression)
+    expected = found = method.start(world.fleet, world.seed)
+    for number in (1, 2, 3):
+        expected = method.round(expected, world.context(plain, number))
+        context = replace(world.context(engine, number), wire=compression)
+        found = method.round(found, context)
+        for one in (plain, engine):
+            one.commit(number)
+    assert world.refusals == []
+    assert largest_difference(found, expected) <= 1e-12
+    factors = entries = 0
+    for shape in method.shared_model(world.fleet.tier_models).shapes().values():
+        rows, columns = shape[0], shape[1:].numel()
+        rank = -(-min(rows, columns) // 2)
+        factors += min(rank * (rows + columns), rows * columns) if len(shape) > 1 else rows
+        entries += rows * columns
+    assert factors < entries
+    traffic = context.traffic
+    assert (traffic.compressed_bytes_up, traffic.bytes_up) == (4 * 8 * factors, 4 * 8 * entries)
+    assert traffic.compressed_bytes_down == traffic.bytes_down == 4 * 8 * (entries + 1)  # the energy is sent too
 
 
 def test_fedkd_energy_rises_over_the_schedule_and_stays() -> None:

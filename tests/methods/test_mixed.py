@@ -340,12 +340,12 @@ def test_mixed_equal_target_names_are_made_unique(world: Callable[..., Any], tin
 @pytest.mark.parametrize(
     ("tiers", "reason"),
     [
-        ((("a",), ("c",)), "'b' belongs to 0 parts"),
+        ((("a",), ("c",)), "no part of method.parts is for the tier 'b'"),
         ((("a", "b"), ("b", "c")), "'b' belongs to 2 parts"),
         ((("a", "a", "b"), ("c",)), "'a' belongs to 2 parts"),
         ((("a", "b"), ("c", "d")), "'d', which does not take part"),
         ((("a", "b", "c"), ()), "no tiers"),
-        ((), "'a' belongs to 0 parts"),
+        ((), "no part of method.parts is for the tier 'a'"),
     ],
 )
 def test_mixed_tier_without_exactly_one_part_is_refused(

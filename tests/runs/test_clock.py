@@ -1,10 +1,12 @@
 """Simulated seconds of a round."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from fedloom.methods import METHODS
 from fedloom.models import MODELS, build_model, compute_cost
 
 TIERS = [
@@ -51,6 +53,34 @@ def test_clock_training_server_adds_its_seconds(run: Callable[..., Any]) -> None
     )
     assert slow > fast
     assert clock_of(run("c", **change, fleet={"server_speed": 1e30}))[0] == pytest.approx((10 * fast - slow) / 9)
+
+
+@pytest.mark.parametrize(
+    ("method", "macs"),
+    [
+        # a linear layer from 4 features to 10 classes, once forward and twice backward for every class mean
+        ({"name": "fedgh", "server_epochs": 2}, lambda means: 3 * 2 * 4 * 10 * means),
+        # vectors of 4, a hidden layer of 4: all ten prototypes in every step of five class means, and once at the end
+        (
+            {"name": "fedtgp", "server_epochs": 2, "server_batch": 5},
+            lambda means: (3 * 2 * math.ceil(means / 5) + 1) * 10 * (10 * 4 + 4 * 4 + 4 * 4),
+        ),
+    ],
+    ids=["fedgh", "fedtgp"],
+)
+def test_clock_server_that_trains_on_class_means_adds_its_seconds(
+    method: dict[str, Any], macs: Callable[[int], int], run: Callable[..., Any]
+) -> None:
+    """By hand: two devices of six examples upload at most six class means each, and four of twelve ten each."""
+    for devices, examples in ((2, 6), (4, 12)):
+        settings = dict(method)
+        made = METHODS[settings.pop("name")](**settings)
+        assert made.server_macs(size(1.0), [examples] * devices) == macs(devices * min(examples, 10))
+    change: dict[str, Any] = {"tiers": [{**TIERS[0], "share": 1.0}], "method": method, "rounds": 1}
+    assert clock_of(run("unknown", **change)) == []
+    slow, fast = (clock_of(run(str(speed), **change, fleet={"server_speed": speed}))[0] for speed in (1.0, 1e30))
+    four_devices = macs(4 * 10)
+    assert slow - fast == pytest.approx(four_devices)
 
 
 def test_clock_alignment_loss_adds_probe_pass_per_step(run: Callable[..., Any]) -> None:

@@ -19,6 +19,10 @@ from fedloom.runs.folder import read_manifest
 from fedloom.tensors import Tensors
 
 MLP = {"model": {"family": "mlp", "hidden": [6]}, "data": {"dataset": "digits", "devices": 4, "max_examples": 20}}
+DEPTHS = {
+    "model": {"family": "convnet", "hidden": [4, 4], "exit_after": "every"},
+    "tiers": [{"name": "large", "share": 0.5}, {"name": "small", "share": 0.5, "depth": 1}],
+}
 ADAM = {"server_optimizer": {"kind": "adam", "lr": 0.05}}
 
 
@@ -53,6 +57,9 @@ def test_run_with_server_optimizer_keeps_moments_beside_weights(run: Callable[..
         {"method": {"name": "decouple"}},
         pytest.param({"faults": {"dropout": 0.4, "min_coverage": 2}}, marks=pytest.mark.slow),
         pytest.param({"method": {"name": "fedrolex"}}, marks=pytest.mark.slow),
+        pytest.param({"method": {"name": "fml"}}, marks=pytest.mark.slow),
+        pytest.param({"method": {"name": "depthfl", "ramp_up": 0}, **DEPTHS}, marks=pytest.mark.slow),
+        pytest.param({"method": {"name": "scalefl"}, **DEPTHS}, marks=pytest.mark.slow),
         pytest.param(
             {
                 "method": {"name": "heterofl", "only_seen_rows": False},
@@ -62,7 +69,7 @@ def test_run_with_server_optimizer_keeps_moments_beside_weights(run: Callable[..
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["heterofl", "median", "decouple", "faults", "fedrolex", "privacy"],
+    ids=["heterofl", "median", "decouple", "faults", "fedrolex", "fml", "depthfl", "scalefl", "privacy"],
 )
 def test_run_with_momentum_zero_and_rate_one_is_plain_bit_for_bit(run: Callable[..., Run], changes: Any) -> None:
     identity = {"server_optimizer": {"kind": "momentum", "lr": 1.0, "momentum": 0.0}}

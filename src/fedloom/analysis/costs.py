@@ -11,6 +11,7 @@ from ..engines import Compression, DryRun
 from ..engines.client_data import block_size_of
 from ..engines.protocol import MAX_MESSAGE_BYTES
 from ..fleet import UNCOMPRESSED, Fleet, RoundContext
+from ..fleet.sampling import cohort_size
 from ..methods import Method
 from ..models import compute_cost
 from ..recipe.errors import RecipeIssue
@@ -62,6 +63,17 @@ class TierCost:
         return f"a message of tier {self.name} has {size:,} bytes, more than the {limit:,} of Flower's limit"
 
 
+@dataclass(frozen=True)
+class ServerCost:
+    """What the server's own training costs in a round."""
+
+    macs: int  # at most
+    seconds: float | None = None  # if the recipe has the server's speed
+
+    def record(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
 def check_message_sizes(loaded: LoadedRecipe, costs: Sequence[TierCost]) -> None:
     """Raise if a message of some tier is larger than Flower delivers."""
     for cost in costs:
@@ -101,6 +113,17 @@ def tier_costs(
         seconds = _device_seconds(loaded, method, fleet, tier_cost, data_spec)
         costs.append(replace(tier_cost, device_seconds=seconds))
     return costs
+
+
+def server_cost(loaded: LoadedRecipe, registries: Registries, folder: Path) -> ServerCost | None:
+    """Of a full cohort whose devices have equally many examples; None if the server only averages."""
+    data_spec = read_data_spec(loaded, registries, folder)
+    fleet, method = build(loaded, registries, data_spec)
+    devices = cohort_size(fleet, loaded.recipe.fleet.participation, 1)
+    examples = [examples_per_device(loaded, data_spec)] * devices
+    macs = method.server_macs(fleet.global_model, examples)
+    seconds = Clock(loaded.recipe, method, {}, fleet.tier_models).server_seconds(fleet.global_model, examples)
+    return ServerCost(round(macs), seconds) if macs else None
 
 
 def _device_seconds(

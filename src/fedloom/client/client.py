@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..data import CLASSIFICATION, Examples, LearningTask, Preparation
+from ..data import CLASSIFICATION, IGNORED, Examples, LearningTask, Preparation
 from ..models import Model, Outputs, StepSeeds
 from ..tensors import Parcel, Tensors, combine, finite_devices, per_device
 from .optimizers import JoinedOptimizer, Optimizer
@@ -150,6 +150,14 @@ class Client:
     def num_examples(self) -> int:
         """Training examples per device; the minimum if the block's devices differ."""
         return 0 if self.train_indices is None else min(self.train_indices.lengths)
+
+    def label_counts(self) -> Tensor:
+        """How many training examples, or tokens, of each device have each label, [K, classes]; whole numbers."""
+        assert self.train_indices is not None
+        labels, real = self.examples.y[self.train_indices.rows], self.train_indices.real
+        real = real.view(*real.shape, *[1] * (labels.dim() - 2)).expand_as(labels) & (labels != IGNORED)
+        counts = self.seen_labels.new_zeros(self.seen_labels.shape, dtype=torch.get_default_dtype())
+        return counts.scatter_add_(1, labels.masked_fill(~real, 0).flatten(1), real.flatten(1).to(counts))
 
     def train_batches(self, size: int) -> Iterator[tuple[Batch, Tensor]]:
         """The training examples in order, without augmentation, and which of them are not padding, [K, batch].

@@ -96,6 +96,10 @@ def pad_indices(held: Sequence[Tensor]) -> PaddedIndices:
     return PaddedIndices(rows, real, tuple(map(len, held)))
 
 
+MANY_IN_MATRICES = 250_000
+"""Weights of linear layers beyond which the lane kernels run a device alone; bits do not depend on it."""
+
+
 def devices_at_once(model: Model) -> int:
     """How many devices to run as one network. `fedloom calibrate` measures instead.
 
@@ -108,6 +112,9 @@ def devices_at_once(model: Model) -> int:
     """
     if not model.is_foldable():
         return 1  # side by side it would take as long as one after the other
+    in_matrices = sum(math.prod(shape) for shape in model.shapes().values() if len(shape) == 2)
+    if in_matrices > MANY_IN_MATRICES and model.trains_interleaved():
+        return 1  # their time is that of reading them, and those of several devices do not fit into a cache
     widest = max((shape[0] for shape in model.shapes().values() if len(shape) > 2), default=64)
     return next(count for limit, count in ((128, 8), (256, 4), (math.inf, 1)) if widest <= limit)
 

@@ -264,6 +264,11 @@ def find_nesting_problem(fleet: Fleet) -> str | None:
 
 def _tier_problem(tier: str, model: Model, global_model: Model) -> str | None:
     problem = _slice_problem(tier, model.shapes(), global_model.shapes(), global_model)
+    if problem and model.family != global_model.family:
+        return (
+            f"every tier must have a part of the largest tier's net, but that is of family {global_model.family!r} and "
+            f"tier {tier!r} has one of {model.family!r}; use one family, or a method for any nets"
+        )
     problem = problem or _frozen_problem(tier, model, global_model)
     if problem:
         return problem

@@ -3,11 +3,11 @@
 from ..registry import Registry
 from ._personal import PersonalModels
 from .centralized import Centralized
-from .codistill import CoDistill
 from .decouple import Decouple
 from .depthfl import DepthFL
 from .ditto import Ditto
 from .efedsup import EFedSup
+from .everytier import EveryTier
 from .fd import FD
 from .fedavg import FedAvg
 from .feddyn import FedDyn
@@ -48,7 +48,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedrolex": FedRolex,
         "fjord": FjORD,
         "fiarse": FIARSE,
-        "codistill": CoDistill,
+        "everytier": EveryTier,
         "fedhen": FedHeN,
         "noside": NoSide,
         "decouple": Decouple,

@@ -1,14 +1,20 @@
-"""Dynamic regularization, as in FedDyn (Acar et al., ICLR 2021, Algorithm 1) and in DepthFL, which uses it too.
+"""Dynamic regularization, as in FedDyn (Acar et al., ICLR 2021, Algorithm 1) and in methods that use it too.
 
 A device keeps an estimate of its gradient, by which its loss is changed. The server keeps h, the mean of these over all
 devices. Entries of the global model that a round does not update keep weights and h.
 """
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from ..client import distance
+from ..fleet import Reply, RoundContext
+from ..footprints import ClientUpdate, updated_entries
 from ..tensors import Tensors, combine, inner
+from ._reply_share import reply_shares
 
 
 def dynamic_regularizer(weights: Tensors, received: Tensors, local_gradient: Tensors, alpha: float) -> Tensor:
@@ -21,13 +27,30 @@ def next_gradient(local_gradient: Tensors, trained: Tensors, received: Tensors, 
     return combine(lambda g, new, old: g - alpha * (new - old), local_gradient, trained, received)
 
 
-def correct_mean(
-    mean: Tensors, before: Tensors, h: Tensors, shares: Tensors, updated: Tensors, alpha: float
+def average_and_correct(
+    context: RoundContext,
+    before: Tensors,
+    h: Tensors,
+    replies: Sequence[Reply],
+    updates: Sequence[ClientUpdate],
+    alpha: float,
+    of: Literal["holders", "everyone"] = "holders",
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The server's step: h follows the mean change, and the new weights are the mean less h / alpha.
 
-    `shares` are those of the devices that replied, entry by entry, and `updated` the entries that the mean is about.
+    Parameters
+    ----------
+    context : the round.
+    before : the global weights that devices started from.
+    h : the mean of the devices' gradients so far.
+    replies : the replies of the round, and
+    updates : what is averaged of them.
+    alpha : the strength of the regularizer.
+    of : whether h is a mean over the devices that hold an entry ("holders"), or over all devices ("everyone").
     """
+    mean = context.aggregate(before, updates)
+    shares = reply_shares(context, before, replies, of)
+    updated = updated_entries(context.aggregate, before, updates)
 
     def step(h: Tensor, old: Tensor, mean: Tensor, share: Tensor) -> Tensor:
         return h.double() - alpha * share * (mean.double() - old.double())

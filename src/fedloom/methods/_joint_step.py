@@ -1,4 +1,4 @@
-"""Several nets that a device trains together, each with an optimizer of its own (FML, FedKD, co-distillation)."""
+"""Several nets that a device trains together, each with an optimizer of its own (FML, FedKD)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -129,6 +129,11 @@ def prototype_examples(replies: Sequence[Reply]) -> dict[str, Tensor]:
     return {"x": gathered["mean"][seen], "y": torch.arange(seen.shape[1]).expand_as(seen)[seen]}
 
 
+def most_prototypes(model: Model, examples: Sequence[int]) -> int:
+    """How many prototypes devices with so many examples upload at most: one of each class, and of each example."""
+    return sum(min(count, model.classes) for count in examples)
+
+
 def read_examples(inbox: Parcel) -> Examples:
     """The server's examples, from its inbox in a block of one."""
     return Examples(inbox["examples"]["x"][0], inbox["examples"]["y"][0])

@@ -6,7 +6,6 @@ A round is one pass of the recipe's schedule over the pooled data. It exists in 
 from dataclasses import dataclass
 
 from ..fleet import RoundContext
-from ..footprints import ClientUpdate
 from ..settings import Share
 from ..tensors import Parcel
 from .method import Method, MethodInfo, train_on_labels
@@ -35,5 +34,4 @@ class Centralized(Method):
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         pool = context.fleet.pooled_device(context.fleet.largest, self.data_share)
         replies = context.ask(self.train, {pool: {"weights": server["weights"]}})
-        updates = (ClientUpdate(reply.device.footprint, reply.upload["weights"], 1.0) for reply in replies)
-        return {"weights": context.aggregate(server["weights"], updates)}
+        return next(({"weights": reply.upload["weights"]} for reply in replies), server)

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, distillation_loss, fit, like, on_device, supervised_loss
 from ..fleet import Device, Fleet, RoundContext
-from ..footprints import ClientUpdate, updated_entries
+from ..footprints import ClientUpdate
 from ..settings import FrozenDict, Natural, NonNegative, SearchRange
 from ..tensors import Parcel, Tensors, combine
-from ._dynamic_regularization import correct_mean, dynamic_regularizer, next_gradient
-from ._reply_share import reply_shares
+from ._dynamic_regularization import average_and_correct, dynamic_regularizer, next_gradient
 from .method import Method, MethodInfo, early_exit_problem, fixed_tiers_problem
 
 
@@ -46,6 +45,7 @@ class DepthFL(Method):
         uploads="weights up to the device's own depth",
         client_state="FedDyn's correction if method.feddyn is set, else nothing",
         example_settings=FrozenDict(ramp_up=5),
+        example_nets="exits",
     )
 
     distillation: Annotated[NonNegative, SearchRange(0.1, 10.0, log=True)] = 1.0
@@ -66,12 +66,11 @@ class DepthFL(Method):
         inboxes = {d: {"weights": d.footprint.read(server["weights"]), **extra} for d in context.cohort}
         replies = context.ask(self.train, inboxes)
         updates = [ClientUpdate(reply.device.footprint, reply.upload["weights"], 1.0) for reply in replies]
-        weights = context.aggregate(server["weights"], updates)
         if not self.feddyn:
-            return {"weights": weights}
-        shares = reply_shares(context, server["weights"], replies, of="everyone")
-        updated = updated_entries(context.aggregate, server["weights"], updates)
-        weights, h = correct_mean(weights, server["weights"], server["correction"], shares, updated, self.feddyn)
+            return {"weights": context.aggregate(server["weights"], updates)}
+        weights, h = average_and_correct(
+            context, server["weights"], server["correction"], replies, updates, self.feddyn, of="everyone"
+        )
         return {"weights": weights, "correction": h}
 
     def strength_at(self, round_number: int) -> float:

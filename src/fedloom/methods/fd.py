@@ -40,6 +40,7 @@ class FD(PersonalModels):
         client_state="its model",
         produces="personalized",
         heterogeneity="any",
+        example_nets="unrelated",
         needs="class_labels",
     )
 

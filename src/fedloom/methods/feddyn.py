@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, label_loss, like, on_device
 from ..fleet import Device, Fleet, RoundContext
-from ..footprints import ClientUpdate, updated_entries
+from ..footprints import ClientUpdate
 from ..settings import NonNegative, SearchRange
 from ..tensors import Parcel, Tensors, combine
-from ._dynamic_regularization import correct_mean, dynamic_regularizer, next_gradient
-from ._reply_share import reply_shares
+from ._dynamic_regularization import average_and_correct, dynamic_regularizer, next_gradient
 from .method import Method, MethodInfo, fixed_tiers_problem
 
 
@@ -57,12 +56,9 @@ class FedDyn(Method):
             self.train, {device: {"weights": device.footprint.read(before)} for device in context.cohort}
         )
         updates = [ClientUpdate(reply.device.footprint, reply.upload["weights"], 1.0) for reply in replies]
-        mean = context.aggregate(before, updates)
         if not self.alpha:
-            return {"weights": mean, "h": server["h"]}
-        shares = reply_shares(context, before, replies)  # |P| / m, entry by entry
-        updated = updated_entries(context.aggregate, before, updates)
-        weights, h = correct_mean(mean, before, server["h"], shares, updated, self.alpha)
+            return {"weights": context.aggregate(before, updates), "h": server["h"]}
+        weights, h = average_and_correct(context, before, server["h"], replies, updates, self.alpha)
         return {"weights": weights, "h": h}
 
     @on_device(sends={"weights": like("weights")})

@@ -4,7 +4,7 @@ Devices with any models upload the mean features of each class. The server train
 all of them, and in the next round every device trains with it in place of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from ..client import Client, ClientResult, Layout, Schedule, Sgd, fit, label_loss, like, on_device
 from ..fleet import DeviceModel, EvalTarget, Fleet, ModelWeights, RoundContext
-from ..models import Model, build_model
+from ..models import Model, build_model, compute_cost
 from ..seeds import SERVER_ORDER, TEACH
 from ..settings import Count, Positive, SearchRange
 from ..tensors import Parcel, Tensors
@@ -23,6 +23,7 @@ from ._prototypes import (
     features_problem,
     find_head,
     linear_head_problem,
+    most_prototypes,
     prototype_examples,
     read_examples,
     uncounted_layout,
@@ -51,6 +52,7 @@ class FedGH(PersonalModels):
         client_state="its model",
         produces="personalized",
         heterogeneity="any",
+        example_nets="unrelated",
         needs="class_labels",
     )
 
@@ -104,6 +106,10 @@ class FedGH(PersonalModels):
     def check_fleet(self, fleet: Fleet) -> str | None:
         problem = features_problem("fedgh", fleet) or linear_head_problem("fedgh shares", fleet, "")
         return problem or super().check_fleet(fleet)
+
+    def server_macs(self, model: Model, examples: Sequence[int]) -> float:
+        macs = compute_cost(header_model(model)).macs
+        return 3.0 * self.server_epochs * macs * most_prototypes(model, examples)
 
 
 def header_model(model: Model) -> Model:

@@ -164,8 +164,8 @@ class FedGKT(PersonalModels):
             )
         return super().check_fleet(fleet)
 
-    def server_macs(self, model: Model, examples: int) -> float:
-        return (3.0 * self.server_epochs + 1) * compute_cost(self.server_model(model)).macs * examples
+    def server_macs(self, model: Model, examples: Sequence[int]) -> float:
+        return (3.0 * self.server_epochs + 1) * compute_cost(self.server_model(model)).macs * sum(examples)
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:

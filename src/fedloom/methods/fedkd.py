@@ -13,7 +13,7 @@ from torch import Tensor
 from ..client import Batch, Client, ClientResult, fit, like, on_device, supervised_loss
 from ..fleet import Fleet, RoundContext
 from ..models import Model
-from ..settings import Count, NonNegative, Share
+from ..settings import Count, FrozenDict, NonNegative, Share
 from ..tensors import Parcel, Tensors, combine
 from ._joint_step import step_together
 from ._prototypes import missing_features_problem, read_features
@@ -35,10 +35,12 @@ class FedKD(SharedNet):
     reduction "mean"), sends nothing of a tensor whose energy only all of its singular values exceed, and multiplies the
     factors wrongly; this follows the paper.
 
-    Updates are sent and counted in full: the size of a message must follow from shapes, and the number of singular
-    values that are left follows from values. So results show what the cut costs in accuracy, not what it saves in
-    bytes. To send factors, choose a fixed rank that is large enough: `compression.uplink` of kind "low_rank". The
-    server sends whole weights in any case, since a device may have missed earlier updates.
+    What travels: the size of a message must follow from shapes, and how many singular values are left follows from
+    values. So devices cut their updates here, and `compression.uplink` of kind "low_rank" sends them as factors of a
+    fixed rank, as in the recipe of `fedloom init`: an update of no higher rank arrives as it was cut. Without it
+    updates are sent and counted in full. The server cuts its update too, but sends whole weights: a device may have
+    missed earlier updates, where in the paper all take part in every round. Decompositions are not counted as
+    multiply-adds.
 
     Parameters
     ----------
@@ -53,10 +55,12 @@ class FedKD(SharedNet):
 
     info = MethodInfo(
         paper="Wu et al., Nat. Commun. 2022",
-        uploads="the shared net's weights, example count",
+        uploads="updates of the shared net, cut to main singular values, example count",
         client_state="its model, a projection of features",
         produces="personalized",
         heterogeneity="any",
+        example_nets="unrelated",
+        example_compression=FrozenDict(uplink=FrozenDict(kind="low_rank", share=0.5, error_feedback=False)),
         needs="class_labels",
     )
 

@@ -48,6 +48,7 @@ class FedProto(PrototypeModels):
         client_state="its model",
         produces="personalized",
         heterogeneity="any",
+        example_nets="unrelated",
         needs="class_labels",
     )
 

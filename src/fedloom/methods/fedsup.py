@@ -78,12 +78,11 @@ class FedSup(Method):
     @on_device(sends={"weights": like("weights")}, batch_across_runs=False)
     def train(self, client: Client, inbox: Parcel) -> ClientResult:
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            supernet, (first, *others) = client.model, self._draw_subnets(client, batch)
-            logits = subnet_logits(first, supernet, weights, batch)
-            teacher = logits if self.sandwich or not others else supernet(weights, batch.x, batch.step_seeds).logits
+            supernet, drawn = client.model, self._draw_subnets(client, batch)
+            logits, *students = subnet_logits(drawn, supernet, weights, batch)
+            teacher = logits if self.sandwich or not students else supernet(weights, batch.x, batch.step_seeds).logits
             total = supervised_loss(logits, batch)
-            for nets in others:
-                student = subnet_logits(nets, supernet, weights, batch)
+            for student in students:
                 if self.distillation:
                     total = total + distillation_loss(student, teacher, client.task)
                 else:

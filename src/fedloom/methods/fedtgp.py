@@ -4,6 +4,8 @@ As in FedProto devices with any models share the mean features of each class. Bu
 trains global prototypes that are close to those of their class and, by a margin, far from those of all others.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -13,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from ..client import Batch, Client, ClientResult, Layout, Schedule, Sgd, fit, like, on_device, supervised_loss
 from ..fleet import Fleet, RoundContext
-from ..models import Model, build_model
+from ..models import Model, build_model, compute_cost
 from ..seeds import SERVER_ORDER, TEACH
 from ..settings import Count, FrozenDict, Natural, NonNegative, Positive, SearchRange
 from ..tensors import Parcel, Tensors
@@ -21,6 +23,7 @@ from ._prototypes import (
     PrototypeModels,
     compute_prototypes,
     feature_errors,
+    most_prototypes,
     no_prototypes,
     prototype_distances,
     prototype_examples,
@@ -62,6 +65,7 @@ class FedTGP(PrototypeModels):
         produces="personalized",
         heterogeneity="any",
         example_settings=FrozenDict(server_epochs=20),
+        example_nets="unrelated",
         needs="class_labels",
     )
 
@@ -144,6 +148,11 @@ class FedTGP(PrototypeModels):
         size = {"width": model.feature_width(), "hidden": self.server_hidden or model.feature_width()}
         shape = (model.classes,)
         return build_model("prototypes", prototype_generator, size | {"classes": model.classes}, shape, size["width"])
+
+    def server_macs(self, model: Model, examples: Sequence[int]) -> float:
+        """Every step generates the prototypes of all classes, and so does the server once it is trained."""
+        steps = self.server_epochs * math.ceil(most_prototypes(model, examples) / self.server_batch)
+        return (3.0 * steps + 1) * compute_cost(self.generator(model)).macs * model.classes
 
 
 def prototype_generator(*, classes: int, width: int, hidden: int) -> nn.Module:

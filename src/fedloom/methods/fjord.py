@@ -65,7 +65,7 @@ class FjORD(Method):
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
             sampled = draw_subnets(choose, batch.step_seeds, self.subnet_stream)
-            logits = subnet_logits(sampled, full, weights, batch)
+            [logits] = subnet_logits([sampled], full, weights, batch)
             if not self.distillation:
                 return supervised_loss(logits, batch)
             teacher = full(weights, batch.x, batch.step_seeds).logits

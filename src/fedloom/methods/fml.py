@@ -41,6 +41,7 @@ class FML(SharedNet):
         client_state="its model",
         produces="personalized",
         heterogeneity="any",
+        example_nets="unrelated",
     )
 
     alpha: Annotated[Fraction, SearchRange(0.1, 0.9)] = 0.5

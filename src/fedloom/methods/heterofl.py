@@ -4,11 +4,13 @@ Each device trains the leading channels of the global model, as many as it can r
 over the devices that hold it. The width scaler and static batch norm belong to the model, not to the method.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from ..client import Batch, Client, ClientResult, fit, like, mask_logits, on_device, shaped, supervised_loss
@@ -38,7 +40,7 @@ class HeteroFL(Method):
     )
 
     mask_unseen_labels: bool = True
-    unseen_logit: float = 0.0
+    unseen_logit: Annotated[float, Interval(ge=-math.inf, lt=math.inf)] = 0.0
     only_seen_rows: bool = True
     weighting: Literal["uniform", "examples"] = "uniform"
 

@@ -5,7 +5,7 @@ A method is a frozen dataclass of hyperparameters that holds both halves of an a
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -35,6 +35,10 @@ class MethodInfo:
     shares_features : the submodule whose features devices upload; "": none.
     simulation_only : whether the method cannot run on real devices.
     example_settings : settings for a small first run, where the defaults are not enough.
+    example_nets : the tiers' nets of that run: of several "widths"; with "one exit", with "exits" after every stage, or
+        with "exits and widths"; of more or fewer "layers" or "columns"; "unrelated" ones; "": the first that the method
+        supports.
+    example_compression : the section `compression` of that run, for a method that is about the size of messages.
     needs : what the method needs of the task: "class_labels", one for every example; "": nothing but a loss.
     server_step : what the server does instead of taking the average, in words such as "has a step of its own", if a
         server optimizer cannot take its place; "": the average is the new model.
@@ -48,6 +52,8 @@ class MethodInfo:
     shares_features: str = ""
     simulation_only: bool = False
     example_settings: Mapping[str, Any] = FrozenDict()
+    example_nets: Literal["", "widths", "one exit", "exits", "exits and widths", "layers", "columns", "unrelated"] = ""
+    example_compression: Mapping[str, Any] = FrozenDict()
     needs: Literal["", "class_labels"] = ""
     server_step: str = ""
 
@@ -137,13 +143,13 @@ class Declarations(Protocol):
         """
         return ()
 
-    def server_macs(self, model: Model, examples: int) -> float:
-        """Multiply-adds of the server in a round. Averaging is not counted.
+    def server_macs(self, model: Model, examples: Sequence[int]) -> float:
+        """Multiply-adds of the server in a round, the most there can be. Averaging is not counted.
 
         Parameters
         ----------
         model : the global model.
-        examples : the number of examples of the round's devices in all.
+        examples : the number of examples of each of the round's devices.
         """
         return 0.0
 
@@ -331,7 +337,7 @@ def early_exit_problem(method: str, fleet: Fleet) -> str | None:
     family = fleet.global_model.family
     return (
         f"{method} is about early exits, and {family} has none: it would only average slices, as heterofl does; "
-        "use a net with an exit, such as preactresnet, convnet or transformer with `exit_after`, or heterofl"
+        "use a net with exits: columnnet, or preactresnet, convnet and transformer with `exit_after`, or heterofl"
     )
 
 

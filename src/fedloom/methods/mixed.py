@@ -293,6 +293,8 @@ def _tiers_problem(parts: Sequence[MethodPart], fleet: Fleet) -> str | None:
     for name in (*known, *named):
         if name not in known:
             return f"a part has the tier {name!r}, which does not take part"
+        if name not in named:
+            return f"no part of method.parts is for the tier {name!r}; every tier must belong to one"
         if named.count(name) != 1:
             return f"the tier {name!r} belongs to {named.count(name)} parts; every tier must belong to one"
     return None

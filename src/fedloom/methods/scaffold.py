@@ -26,6 +26,10 @@ from .method import Method, MethodInfo, fixed_tiers_problem
 class Scaffold(Method):
     """SCAFFOLD: control variates of devices and server correct the drift of local training.
 
+    We know of no program of the authors, and those of others differ from the paper: PFLlib's takes the batches of one
+    epoch for the number of steps K, however many epochs there are; that of FedDyn's authors has one K for all devices,
+    and weights control variates by numbers of examples. Here all is as in the paper, and K is a device's own.
+
     Parameters
     ----------
     option : a device's new control variate: "I", its mean gradient at the model it received, for which it goes over the

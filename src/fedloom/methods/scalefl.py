@@ -34,7 +34,11 @@ class ScaleFL(Method):
     temperature : the temperature of both outputs, T; the divergence is multiplied by its square.
     """
 
-    info = MethodInfo(paper="Ilhan et al., CVPR 2023", uploads="weights of the device's part of the model")
+    info = MethodInfo(
+        paper="Ilhan et al., CVPR 2023",
+        uploads="weights of the device's part of the model",
+        example_nets="exits and widths",
+    )
     dp_uncovered = ""
 
     distillation: Annotated[NonNegative, SearchRange(0.005, 1.0, log=True)] = 0.05

@@ -4,7 +4,7 @@ A device needs its bytes over its bandwidth plus its multiply-adds over its spee
 device that the server waits for, plus the server's own work.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,19 +42,27 @@ class Clock:
     def round_seconds(self, context: RoundContext, waited: float | None = None) -> float | None:
         """Seconds of a round; None unless the speed of every asked tier is known. `waited`: how long the server waited
         for replies, if devices may fail."""
-        traffic, speed = context.traffic, self.recipe.fleet.server_speed
+        traffic = context.traffic
         if not self.knows(traffic.devices[name].tier for name in traffic.compressed_by_device):
             return None
         examples = {name: traffic.examples.get(name, 0) for name in traffic.compressed_by_device}
-        server_macs = self.method.server_macs(context.fleet.global_model, sum(examples.values()))
-        if server_macs and speed is None:
+        server_seconds = self.server_seconds(context.fleet.global_model, list(examples.values()))
+        if server_seconds is None:
             return None
         seconds = (
             self.seconds(traffic.devices[name], moved, examples[name])
             for name, moved in traffic.compressed_by_device.items()
         )
         slowest = max(seconds, default=0.0) if waited is None else waited
-        return slowest + server_macs / (speed or 1.0)
+        return slowest + server_seconds
+
+    def server_seconds(self, global_model: Model, examples: Sequence[int]) -> float | None:
+        """Seconds of the server's own training; None unless the recipe gives its speed, or it does not train.
+
+        `examples`: the number of examples of each of the round's devices.
+        """
+        macs, speed = self.method.server_macs(global_model, examples), self.recipe.fleet.server_speed
+        return macs / speed if speed else (None if macs else 0.0)
 
     @cached_property
     def _tier_speeds(self) -> dict[str, tuple[float, float]]:

@@ -4,6 +4,7 @@ Nothing here knows a method by name. A round on paper, with one device per tier 
 does: whether it averages updates, and what it sends.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -12,12 +13,17 @@ from torch import Tensor
 
 from ..engines import DryRun
 from ..fleet import DeviceModel, Fleet, RoundContext
+from ..fleet.sampling import cohort_size
+from ..fleet.tiers import tier_regions
 from ..footprints import ClientUpdate, coverage_mean
 from ..methods import Method
 from ..recipe.errors import RecipeIssue, dotted
 from ..recipe.load import LoadedRecipe
-from ..recipe.schema import AggregationConfig
+from ..recipe.registries import Registries
+from ..recipe.schema import AggregationConfig, Recipe
+from ..recipe.validation import instantiate
 from ..tensors import Tensors
+from ..wording import join_words, pluralize
 from .data import DataSpec
 
 PUBLIC_EXAMPLES = 2  # of the round on paper
@@ -87,7 +93,8 @@ def check_effects(loaded: LoadedRecipe, fleet: Fleet, method: Method, data_spec:
     of_other = "" if seen.aggregates_state else "averages something else than its server state"
     missing = {
         ("aggregation", "rule"): "" if seen.aggregates else "averages nothing",
-        ("aggregation", "server_optimizer"): method.server_step or of_other if seen.aggregates else "averages nothing",
+        ("aggregation", "server_optimizer"): method.server_step
+        or (of_other if seen.aggregates else "averages nothing"),
         ("faults", "min_coverage"): "" if seen.aggregates else "averages nothing",
         ("compression", "uplink"): "" if seen.uploads else "uploads nothing",
         ("compression", "downlink"): "" if seen.downloads else "sends nothing to devices",
@@ -104,9 +111,13 @@ def check_effects(loaded: LoadedRecipe, fleet: Fleet, method: Method, data_spec:
         raise loaded.error(*issues)
 
 
-def describe_idle_settings(loaded: LoadedRecipe, fleet: Fleet, method: Method) -> Iterator[str]:
-    """A sentence for each setting that has no effect here and does no harm either."""
+def describe_idle_settings(loaded: LoadedRecipe, registries: Registries, fleet: Fleet, method: Method) -> Iterator[str]:
+    """A sentence for each setting that has no effect here and does no harm either, and for what never learns."""
     recipe, name = loaded.recipe, loaded.recipe.method.name
+    yield from _describe_idle_rounds(recipe, registries)
+    yield from _describe_idle_weights(recipe, fleet)
+    if recipe.faults.stragglers is not None and not any(tier.speed and tier.bandwidth for tier in recipe.tiers):
+        yield "faults.stragglers has no effect here: no tier has a speed and a bandwidth"
     aggregation, default = recipe.aggregation, AggregationConfig()
     if recipe.data.public is not None and not method.needs_public_data and not recipe.compare.arms:  # theirs may
         kept = "; its examples are only kept from the devices" if recipe.data.public.source == "holdout" else ""
@@ -120,3 +131,30 @@ def describe_idle_settings(loaded: LoadedRecipe, fleet: Fleet, method: Method) -
         for key in ("low_coverage", "min_contributors"):
             if getattr(aggregation, key) != getattr(default, key):
                 yield f"aggregation.{key} has no effect here: it belongs to a robust rule, and aggregation.rule is none"
+
+
+def _describe_idle_rounds(recipe: Recipe, registries: Registries) -> Iterator[str]:
+    schedule = instantiate(registries.lr_schedules, recipe.training.lr_schedule)()
+    if schedule.factor(recipe.rounds) == 0:
+        first = next(number for number in range(1, recipe.rounds + 1) if schedule.factor(number) == 0)
+        yield (
+            f"nothing is learned from round {first} of {recipe.rounds} on: training.lr_schedule makes the rate 0 there"
+        )
+
+
+def _describe_idle_weights(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
+    """Parts of the global model that never have as many updates as a rule or a quorum asks for."""
+    aggregation, devices = recipe.aggregation, Counter(device.tier for device in fleet.eligible_devices(1))
+    asked = {"faults.min_coverage": recipe.faults.min_coverage}
+    if aggregation.rule != AggregationConfig().rule and aggregation.low_coverage == "hold":
+        asked["aggregation.min_contributors"] = aggregation.min_contributors
+    draws_all = recipe.fleet.sampling == "poisson"  # sometimes
+    cohort = fleet.size if draws_all else cohort_size(fleet, recipe.fleet.participation, 1)
+    for key, least in asked.items():
+        for region in tier_regions(fleet) if fleet.assignment == "fixed" else ():
+            most = min(cohort, sum(devices[tier] for tier in region))
+            if most < least:
+                yield (
+                    f"weights that {join_words(region)} devices hold never change: a round has at most "
+                    f"{pluralize(most, 'update')} of them, and {key} asks for {least}"
+                )

@@ -25,6 +25,7 @@ from ..tensors import Parcel
 
 TINY_SETTINGS: dict[str, dict[str, Any]] = {
     "bottleneck": {"stem": 4, "planes": (3, 4), "blocks": (1, 2)},
+    "columnnet": {"columns": ((3, 4), (2, 3))},
     "convnet": {"hidden": (4, 6)},
     "convnet1d": {"hidden": (4, 6), "kernel": 3},
     "lenet": {"convs": (4,), "kernels": (5,), "hidden": (6,)},
@@ -41,6 +42,7 @@ TINY_SETTINGS: dict[str, dict[str, Any]] = {
 """Settings with which a built-in family has a few hundred weights."""
 
 SMALLER_SETTINGS: dict[str, dict[str, Any]] = {
+    "columnnet": {"held": 1},
     "mobilenet": {"depths": (1, 1), "kernels": (5, 3)},
     "preactresnet": {"stages": 1},
     "splitnet": {"extra": (0, 0)},
@@ -530,7 +532,7 @@ def takes_family(method: Method, model: str | Family, task: LearningTask | None 
 
 def home_family(method: Method, task: LearningTask | None = None) -> str:
     """The family to try a method with: a convolutional one if it takes that and can learn the task."""
-    families = [name for name in ("convnet", "splitnet", *sorted(MODELS)) if _can_learn(name, task)]
+    families = [name for name in ("convnet", "splitnet", "preactresnet", *sorted(MODELS)) if _can_learn(name, task)]
     home = next((family for family in families if takes_family(method, family, task)), None)
     if home is None:
         first = families[0]
