@@ -56,7 +56,8 @@ class Scaffold(Method):
             return combine(lambda g, c_i, c: g - c_i + c, gradient(loss, y, batch), c_i, c)
 
         y = fit(client, x, corrected)
-        steps, lr = sum(step.active for step in client.plan), client.optimizer.lr  # steps: [K], each device's own
+        steps = sum(step.active for step in client.plan)  # [K], each device's own
+        lr = client.optimizer.lr or 1.0  # at a rate of 0 nothing has moved
         new = combine(lambda c_i, c, x, y: c_i - c + (x - y) / per_device(steps, x) / lr, c_i, c, x, y)
         sent = combine(lambda c, new, c_i: c + (new - c_i), c, new, c_i)
         return ClientResult(upload={"weights": y, "control": sent}, state={"control": new})

@@ -3,7 +3,7 @@
     python scripts/pictures.py [--runs FOLDER] [NAME ...]
 
 Needs Debian's `chromium` and `chromium-driver`, and selenium and Pillow as in the extra `dev`. Runs that FOLDER has
-already are not repeated. NAMEs are heterofl, personalized, six_arms, live, gallery and all_methods; default: all.
+already are not repeated. NAMEs are first_run, personalized, six_arms, live, gallery and all_methods; default: all.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from fedloom.design import stylesheet
-from fedloom.reporting.charts.drawing import Axis, Dot, Key, Look, Panel, render_svg, row_height, swatch
+from fedloom.reporting.charts.drawing import Axis, Dot, Key, Panel, render_svg, row_height, swatch
 from fedloom.reporting.charts.looks import shade_of
 from fedloom.reporting.page import read_resource
 
@@ -35,10 +35,10 @@ SIX = [
     "--set", "data.dataset=digits", "--set", "model.hidden=[16, 32]", "--set", "rounds=8",
 ]  # fmt: skip
 COMMANDS = {  # what each folder of runs is made by
-    "heterofl": ["run"],
+    "first_run": ["run"],
     "personalized": ["run", "recipes/personalized_digits.toml"],
-    "six_arms": ["compare", "recipes/demo.toml", "--seeds", "2", *SIX],
-    "live": ["run", "recipes/demo.toml"],
+    "six_arms": ["compare", "recipes/starter.toml", "--seeds", "2", *SIX],
+    "live": ["run", "recipes/starter.toml"],
 }
 VIEWS = {  # width, height, color scheme and medium of a picture
     "1300": (1300, 900, "light", ""),
@@ -174,7 +174,7 @@ def wait_for(done: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def show_gallery(browser: Any, runs: Path, name: str) -> None:
-    for run in ("heterofl", "personalized", "six_arms"):
+    for run in ("first_run", "personalized", "six_arms"):
         make_run(runs, run)
     subprocess.run(fedloom("list", "runs", str(runs), "--html"), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     look(browser, "1300")
@@ -182,47 +182,46 @@ def show_gallery(browser: Any, runs: Path, name: str) -> None:
     capture(browser, name)
 
 
-def show_all_methods(browser: Any, runs: Path, name: str) -> None:
-    """The table of the results page as a chart; the table is the measurement."""
-    section = (ROOT / "docs" / "results.md").read_text("utf-8").partition("## Five systems and their baselines")[2]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in section.partition("\n## ")[0].splitlines()
-        if line.startswith("|") and "±" in line
-    ]
+PERSONAL = ("standalone", "ditto")  # arms whose models are for the devices' own data, not for the global test
 
-    def panel(title: str, columns: dict[int, Look]) -> str:
+
+def show_all_methods(browser: Any, runs: Path, name: str) -> None:
+    """The tables of the results page as charts; the tables are the measurement."""
+    section = (ROOT / "docs" / "results.md").read_text("utf-8").partition("## All methods, each with settings")[2]
+    settings = re.findall(r"\n### (.+?)\n\n(\| arm .+?)(?=\n\n)", section.partition("\n## ")[0], re.DOTALL)
+    looks = {"large devices": shade_of(0), "medium devices": shade_of(1), "small devices": shade_of(2)}
+
+    def panel(title: str, table: str) -> str:
+        lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "±" in line)
+        rows = [cells for cells in lines if cells[0] not in PERSONAL]
         marks = []
         for row, cells in enumerate(rows):
-            for at, (column, style) in enumerate(columns.items()):
-                mean, spread = map(float, re.findall(r"[\d.]+", cells[column])[:2])
-                place = row + (0.3 * at - 0.15 if len(columns) > 1 else 0.0)  # beside, not above, each other
-                marks.append(Dot(mean, place, style, spread=spread, size=4.5))
-        axis = Axis("accuracy, % (mean and standard deviation over five seeds)", low=0, high=90)
+            for at, style in enumerate(looks.values()):
+                if "±" in cells[at + 1]:
+                    mean, spread = map(float, cells[at + 1].split("±"))
+                    marks.append(Dot(mean, row + 0.26 * (at - 1), style, spread=spread, size=4.0))
+        axis = Axis("accuracy, % (mean and standard deviation over five seeds)")
         names = Axis(names=[cells[0] for cells in rows])
-        return f'<div class="panel"><h3 class="panel-title">{title}</h3>' + render_svg(
-            Panel(title, marks, axis, names, width=480, height=row_height(len(rows), 20)), f"p{len(title)}"
-        ) + "</div>"  # fmt: skip
+        drawn = Panel(title, marks, axis, names, width=480, height=row_height(len(rows), 20))
+        return f'<div class="panel"><h3 class="panel-title">{title}</h3>{render_svg(drawn, f"p{len(title)}")}</div>'
 
-    looks = {"large devices": shade_of(0), "small devices": shade_of(2)}
     keys = "".join(f"<li>{swatch(Key(tier, style, 'point'))}{tier}</li>" for tier, style in looks.items())
-    whole = panel("Global test: models on the whole test set", dict(zip((1, 2), looks.values(), strict=True)))
-    own = panel("Local test: the average device on its own test examples", {4: Look("--a0")})
+    panels = "".join(panel(title, table) for title, table in settings)
     css = stylesheet() + read_resource("page.css")
     page = (
-        f'<!doctype html><meta charset="utf-8"><style>{css}</style><h1>18 methods on one fleet, at equal bytes</h1>'
-        f'<ul class="legend">{keys}</ul><div class="panels several">{whole}{own}</div>'
+        f'<!doctype html><meta charset="utf-8"><style>{css}</style><h1>Methods with searched settings on one fleet</h1>'
+        f'<ul class="legend">{keys}</ul><div class="panels several">{panels}</div>'
     )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
-        look(browser, "1300", 620)
+        look(browser, "1300", 500)
         browser.get(file.as_uri())
         capture(browser, name)
 
 
 PICTURES: dict[str, Callable[[Any, Path, str], None]] = {
-    "heterofl": show_report,
+    "first_run": show_report,
     "personalized": show_report,
     "six_arms": show_report,
     "live": show_live,

@@ -1,4 +1,4 @@
-"""FedJAX: its federated averaging with the fastest of its backends on a CPU, on as many cores as there are workers."""
+"""FedJAX: its federated averaging with its default backend, on as many cores as there are workers."""
 
 import os
 

@@ -16,7 +16,7 @@ SMALL = ["data.max_examples=20", "data.test_examples=20", "model.hidden=[4, 8]"]
 def test_full_size_main_measures_once_and_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    shutil.copy(RECIPES / "demo.toml", tmp_path / "demo.toml")
+    shutil.copy(RECIPES / "starter.toml", tmp_path / "demo.toml")
     monkeypatch.setattr(full_size, "PAPERS", tmp_path)
     changes = [word for one in SMALL for word in ("--set", one)]
     asked = ["demo", "--home", str(tmp_path / "home"), "--workers", "2", "--format", "json"]

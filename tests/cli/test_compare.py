@@ -157,7 +157,8 @@ def test_compare_text_is_a_table_and_a_verdict(fedloom, write, monkeypatch):
     result = fedloom("compare", "my.toml", "--out", "out")
     assert result.code == 0
     table, verdict, where = result.out.split("\n\n")
-    header, *lines, legend = table.splitlines()
+    header, *lines = table.splitlines()
+    lines, legend = lines[: len(ARMS)], " ".join(lines[len(ARMS) :])
     assert header.split() == [
         "arm",
         "large",
@@ -172,7 +173,7 @@ def test_compare_text_is_a_table_and_a_verdict(fedloom, write, monkeypatch):
         "round",
     ]
     assert [line.split()[0] for line in lines] == ARMS
-    assert "in brackets" in legend
+    assert "in brackets" in legend and "a tier's model on those of all devices" in legend
     by_arm = {line.split()[0]: line for line in lines}
     assert "(" in by_arm["all-large"]
     assert "(" not in by_arm["heterofl"]
@@ -401,6 +402,15 @@ def test_compare_unfitting_arms_are_refused(fedloom_in, arguments, code):
     write()
     result = call("compare", "my.toml", *arguments, "--format", "json", "--out", "none")
     assert (result.code, result.failure["error_code"]) == (4, code)
+
+
+def test_compare_at_equal_seconds_needs_speed_of_server_that_trains(fedloom_in):
+    call, write, _ = fedloom_in
+    timed = "width = 1.0\nspeed = 1e6\nbandwidth = 1e6"
+    write(("width = 1.0", timed), ("width = 0.5", timed))
+    result = call("compare", "my.toml", "--methods", "fedgh", "--equal", "seconds", "--format", "json", "--out", "none")
+    assert (result.code, result.failure["error_code"]) == (4, "CLOCK_UNKNOWN")
+    assert result.failure["hint"] == "the server trains in fedgh; set fleet.server_speed"
 
 
 def test_compare_recipe_with_other_rounds_is_refused(fedloom_in):

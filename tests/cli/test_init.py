@@ -56,6 +56,7 @@ def test_init_every_method_recipe_runs(method, fedloom, tmp_path):
 
     assert fedloom("check", "new.toml").code == 0
     smaller = {
+        "columnnet": ["model.columns=[[2,2,2],[2,2,2],[2,2,2]]", "model.head.cells=1"],
         "convnet": ["model.hidden=[2,4]"],
         "splitnet": ["model.channels=2", "model.head.cells=1"],
         "preactresnet": ["model.hidden=[2,2,4,4]", "model.head.cells=1"],
@@ -73,6 +74,7 @@ def test_init_every_method_recipe_runs(method, fedloom, tmp_path):
         ("fedavg", "convnet", 0.4),
         ("fedhen", "preactresnet", 0.1),
         ("fedin", "splitnet", 0.1),
+        ("everytier", "columnnet", 0.4),
     ],
 )
 def test_init_every_net_has_the_common_head(method, family, lr, fedloom, tmp_path):
@@ -102,6 +104,19 @@ def test_init_homogeneous_method_gets_one_tier(fedloom, tmp_path):
     fedloom("init", "heterofl", "--out", "three.toml")
     assert len(tomllib.loads((tmp_path / "one.toml").read_text())["tiers"]) == 1
     assert len(tomllib.loads((tmp_path / "three.toml").read_text())["tiers"]) == 3
+
+
+def test_init_recipe_has_the_nets_and_messages_that_its_method_is_about(fedloom, tmp_path):
+    def recipe(method):
+        assert fedloom("init", method, "--out", f"{method}.toml").code == 0
+        return tomllib.loads((tmp_path / f"{method}.toml").read_text())
+
+    depthfl, scalefl, fedkd = recipe("depthfl"), recipe("scalefl"), recipe("fedkd")
+    assert depthfl["model"]["exit_after"] == scalefl["model"]["exit_after"] == "every"
+    assert [tier.get("stages") for tier in depthfl["tiers"]] == [None, 3, 2]
+    assert [(tier.get("stages"), tier["width"]) for tier in scalefl["tiers"]] == [(None, 1.0), (3, 0.75), (2, 0.5)]
+    assert [tier.get("family", fedkd["model"]["family"]) for tier in fedkd["tiers"]] == ["convnet", "mlp"]
+    assert fedkd["compression"] == {"uplink": {"kind": "low_rank", "share": 0.5, "error_feedback": False}}
 
 
 def test_init_json_names_the_file(fedloom, tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fedloom.api.progress import format_round
-from fedloom.cli.compare import verdict_lines
+from fedloom.cli.compare import left_out_lines, verdict_lines
 from fedloom.cli.output import columns, emphasize, wants_json
 from fedloom.engines import Refusal
 from fedloom.evaluation import Row
@@ -181,3 +181,8 @@ def test_emphasize_elsewhere_than_on_a_terminal_is_plain(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert emphasize("text") == "text"
+
+
+def test_left_out_lines_name_all_methods_of_a_reason_together():
+    left_out = {"fedavg": "one model", "fedin": "three parts", "ditto": "one model"}
+    assert left_out_lines(left_out) == ["fedavg, ditto: one model", "fedin: three parts"]

@@ -129,6 +129,22 @@ def test_plan_compression_adds_compressed_bytes(fedloom, write, monkeypatch):
     ]
 
 
+def test_plan_server_that_trains_is_listed_with_its_cost(fedloom, write):
+    write(('name = "heterofl"', 'name = "fedgh"'), ("width = 0.5", "width = 1.0"))
+    macs = 3 * 4 * 10 * 10 * 4  # forward and backward through the last layer, ten class means of four devices
+    result = fedloom("plan", "my.toml", "--format", "json")
+    assert list(result.data) == ["tiers", "server"]
+    assert result.data["server"] == {"macs": macs}
+    sentence = f"the server trains as well: at most {macs:,} MACs per round"
+    assert fedloom("plan", "my.toml").out.endswith(f"{sentence}\n")
+    timed = "width = 1.0\nspeed = 1e6\nbandwidth = 1e6"
+    write(('name = "heterofl"', 'name = "fedgh"'), ("width = 1.0", timed), ("width = 0.5", timed))
+    unknown = fedloom("plan", "my.toml").out
+    assert "set fleet.server_speed, or the seconds of a round are unknown" in " ".join(unknown.split())
+    known = fedloom("plan", "my.toml", "--set", "fleet.server_speed=9.6e3").out
+    assert known.endswith(f"{sentence}, 0.5 s\n")
+
+
 def test_plan_set_changes_costs(fedloom, write):
     write()
     (_, small) = fedloom("plan", "my.toml", "--set", "model.hidden=[4,8]", "--format", "json").data["tiers"]

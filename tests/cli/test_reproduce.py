@@ -135,7 +135,8 @@ def test_reproduce_full_writes_rows_to_the_ledger(ledger, fedloom, tmp_path):
     assert (first["row"], first["paper"], first["published"]) == ("own_table1_short", "Own, Table 1", 90.5)
     assert (first["rounds"], first["of"], first["seeds"], second["published"]) == (1, 1, [0, 1], None)
     assert first["command"] == "fedloom reproduce own_table1_short --full --seeds 2"
-    assert first["measured"] == pytest.approx(sum(first["by_seed"]) / 2, abs=1e-3) and first["seconds"] > 0
+    measured = [run["measured"] for run in first["by_seed"]]
+    assert first["measured"] == pytest.approx(sum(measured) / 2, abs=1e-3) and first["seconds"] > 0
     assert first["last"] == first["measured"] and "commit" in first
     page = (tmp_path / "docs" / "results.md").read_text()
     assert FULL_SIZE_START in page and f"{first['measured'] - 90.5:+.2f}" in page
@@ -146,6 +147,10 @@ def test_reproduce_full_writes_rows_to_the_ledger(ledger, fedloom, tmp_path):
     assert "`own_table1_short`: Too short." in (tmp_path / "docs" / "results.md").read_text()
     kept = json.loads((tmp_path / "docs" / "results.json").read_text())["full_size"]
     assert [one["seeds"] for one in kept] == [[0, 1]] * 2  # no seed is lost
+    more = [*ledger, "--runs", "elsewhere", "--first-seed", "2", "--quiet", "--format", "json"]
+    assert fedloom("reproduce", "own_table1_short", "--full", *more).code == 0
+    kept = json.loads((tmp_path / "docs" / "results.json").read_text())["full_size"]
+    assert [one["seeds"] for one in kept] == [[0, 1, 2]] * 2 and kept[0]["by_seed"][:2] == first["by_seed"]
 
 
 def test_reproduce_full_out_of_time_is_open_and_resumes_to_the_same_bits(ledger, fedloom, tmp_path):

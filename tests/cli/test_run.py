@@ -122,28 +122,30 @@ def test_run_written_recipe_repeats_the_run(finished, fedloom, tmp_path):
     assert (tmp_path / "again" / "rows.jsonl").read_bytes() == (folder / "rows.jsonl").read_bytes()
 
 
+SMALL_DEMO = (
+    "run", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits", "--set", "data.max_examples=20",
+    "--set", "model.columns=[[2],[2],[2]]", "--set", "compare.control_changes=[]", "--set", "training.epochs=1",
+    "--set", "training.batch_size=100",
+)  # fmt: skip
+
+
 def test_run_without_recipe_runs_the_demo(fedloom, tmp_path):
-    result = fedloom(
-        "run", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits", "--set", "model.hidden=[4,4]",
-        "--set", "training.epochs=1", "--set", "training.batch_size=100",
-    )  # fmt: skip
+    result = fedloom(*SMALL_DEMO)
     assert result.code == 0
     folders = [path.parent.relative_to(tmp_path / "demo") for path in (tmp_path / "demo").glob("*/*/manifest.json")]
-    assert sorted(map(str, folders)) == ["drop-the-small/seed-0", "heterofl/seed-0", "small-for-all/seed-0"]
+    arms = ("drop-the-small", "everytier", "small-for-all")
+    assert sorted(map(str, folders)) == [f"{arm}/seed-{seed}" for arm in arms for seed in range(5)]
     assert "verdict\n" in result.out
-    assert "run: demo/heterofl/seed-0\n" in result.out
+    assert "run: demo/everytier/seed-0\n" in result.out
     for command in ("fedloom list methods", "fedloom init heterofl --out my.toml", "fedloom compare my.toml"):
         assert command in result.out
-    assert {line.split("  ")[0] for line in result.err.splitlines()} == {"heterofl", "small-for-all", "drop-the-small"}
+    assert {line.split(" seed ")[0] for line in result.err.splitlines()} == set(arms)
 
 
 def test_run_demo_json_has_the_first_arm(fedloom):
-    result = fedloom(
-        "run", "--format", "json", "--out", "demo", "--set", "rounds=1", "--set", "data.dataset=digits",
-        "--set", "model.hidden=[4,4]", "--set", "training.epochs=1", "--set", "training.batch_size=100", "--quiet",
-    )  # fmt: skip
+    result = fedloom(*SMALL_DEMO, "--format", "json", "--quiet")
     assert (result.code, result.err) == (0, "")
-    assert result.data["run"] == "demo/heterofl/seed-0"
+    assert result.data["run"] == "demo/everytier/seed-0"
     assert {one["tier"] for one in result.data["final"]} == {"large", "medium", "small"}
 
 
@@ -151,4 +153,4 @@ def test_run_demo_failed_runs_are_exit_1(fedloom):
     result = fedloom(
         "run", "--set", "faults.dropout=1.0", "--set", "faults.max_failed_rounds=1", "--out", "out", "--quiet"
     )
-    assert result.code == 1 and "heterofl failed: " in result.err
+    assert result.code == 1 and "everytier seed 0 failed: " in result.err

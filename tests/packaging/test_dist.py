@@ -103,7 +103,14 @@ def test_wheel_contains_the_whole_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}
     assert names == expected
-    needed = {"py.typed", "recipe/demo.toml", "reporting/page.html", "reporting/page.css", "reporting/page.js"}
+    needed = {
+        "py.typed",
+        "recipe/demo.toml",
+        "recipe/starter.toml",
+        "reporting/page.html",
+        "reporting/page.css",
+        "reporting/page.js",
+    }
     needed |= {"data/bundled/digits.npz", "data/bundled/fashion_mini.npz", "data/bundled/LICENSES.txt"}
     assert {f"fedloom/{name}" for name in needed} <= names
 
@@ -153,7 +160,7 @@ def test_installed_wheel_without_the_repository_runs_the_demo_and_the_first_tuto
     assert (manifest["status"], manifest["fedloom"]) == ("finished", fedloom.__version__)
     assert {path.stem for path in (folder / "models").glob("*.safetensors")} == {"large", "medium", "small"}
     (report,) = (tmp_path / "runs").glob("*/report.html")
-    assert "heterofl" in report.read_text("utf-8")
+    assert "everytier" in report.read_text("utf-8")
 
     cells = json.loads((ROOT / "docs/tutorials/first_run.ipynb").read_text("utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

@@ -8,7 +8,9 @@ from typing import Any
 from fedloom.reporting.ledger import (
     SECTION_END,
     SECTION_START,
+    SEED_KEYS,
     ClaimResult,
+    full_size_entry,
     measured_text,
     read_ledger,
     update_claim_texts,
@@ -54,11 +56,12 @@ def test_update_ledger_keeps_earlier_verdicts_of_other_runs(tmp_path: Path) -> N
     assert "`a` was before: within noise (`reduced/one.toml`: x 1.00" in (tmp_path / "results.md").read_text()
 
 
-def full_size(row: str, published: float | None, measured: float | None, rounds: int = 200) -> dict[str, Any]:
-    return {
-        "row": row, "paper": "P, Table 1", "what": "accuracy", "published": published, "measured": measured,
-        "last": measured, "rounds": rounds, "of": 200, "seeds": [0, 1], "seconds": 1800.0, "commit": None,
-    }  # fmt: skip
+def full_size(
+    row: str, published: float | None, measured: float | None, rounds: int = 200, seeds: tuple[int, ...] = (0, 1)
+) -> dict[str, Any]:
+    about = {"row": row, "paper": "P, Table 1", "of": 200, "what": "accuracy", "published": published}
+    run = {"measured": measured, "last": measured, "rounds": rounds, "seconds": 900.0, "commit": None, "date": "2026"}
+    return full_size_entry(about, [{**run, "seed": seed} for seed in seeds])
 
 
 def test_update_full_size_merges_by_row_and_number(tmp_path: Path) -> None:
@@ -73,6 +76,26 @@ def test_update_full_size_merges_by_row_and_number(tmp_path: Path) -> None:
     ]
     update_ledger(path, [entry("c")], {}, ["a", "c"])
     assert read_ledger(path)["full_size"] == rows and len(read_ledger(path)["claims"]) == 2
+
+
+def test_update_full_size_adds_seeds_of_another_machine(tmp_path: Path) -> None:
+    """Those of both, means over all of them; a run that got less far replaces nothing."""
+    path = tmp_path / "results.json"
+    update_full_size(path, [full_size("e", 98.66, 98.0, seeds=(0, 1))], ["e"])
+    (row,) = update_full_size(path, [full_size("e", 98.66, 98.6, seeds=(1, 2))], ["e"])
+    assert (row["seeds"], row["measured"], row["seconds"]) == ([0, 1, 2], 98.4, 2700.0)
+    assert row["command"] == "fedloom reproduce e --full --seeds 3"
+    (same,) = update_full_size(path, [full_size("e", 98.66, 10.0, rounds=9, seeds=(0,))], ["e"])
+    assert same == row
+    (longer,) = update_full_size(path, [{**full_size("e", 98.66, 99.0, seeds=(0,)), "of": 100}], ["e"])
+    assert longer["seeds"] == [0]  # the recipe has another length now
+
+
+def test_full_size_entry_unfinished_counts_only_alone() -> None:
+    begun, whole = full_size("e", 98.66, 50.0, rounds=9), full_size("e", 98.66, 98.0, seeds=(1,))
+    assert (begun["seeds"], begun["rounds"], begun["measured"]) == ([0], 9, 50.0)
+    both = full_size_entry({key: begun[key] for key in SEED_KEYS if key in begun}, begun["by_seed"] + whole["by_seed"])
+    assert (both["seeds"], both["rounds"], both["measured"]) == ([1], 200, 98.0)
 
 
 def test_write_full_size_section_has_differences_and_analyses(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
 from fedloom.reporting import ServedModel
 from fedloom.runs.build import assemble
-from fedloom.studies.controls import CONTROLS, build_arms, served_models
+from fedloom.studies.controls import CONTROLS, build_arms, served_models, supported_methods
 
 
 @pytest.fixture
@@ -38,7 +38,51 @@ def test_build_arms_puts_recipe_first(prepared):
     assert arms["heterofl"] is loaded
 
 
+def test_controls_start_from_the_recipe_with_their_changes(prepared):
+    changes = ["model={family='mlp', hidden=[6, 5]}", "training.optimizer.lr=0.3"]
+    loaded, fleet = prepared(compare__control_changes=changes)
+    arms = build_arms(loaded, Registries(), fleet, list(CONTROLS))
+    for name in CONTROLS:
+        recipe = arms[name].recipe
+        assert (recipe.model.family, recipe.training.optimizer["lr"]) == ("mlp", 0.3)
+    assert arms["heterofl"].recipe.model.family == "convnet"
+    assert [tier.name for tier in arms["small-for-all"].recipe.tiers] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [("model={family='none'}", "RECIPE_NAME"), ("rounds=7", "ARM_DIFFERS"), ("data.devices=3", "ARM_DIFFERS")],
+)
+def test_control_changes_that_cannot_be_are_named_at_their_key(prepared, change, code):
+    loaded, fleet = prepared(compare__control_changes=[change])
+    with pytest.raises(RecipeError) as caught:
+        build_arms(loaded, Registries(), fleet, ["small-for-all"])
+    assert caught.value.issues[0].key_path == ("compare", "control_changes")
+    assert caught.value.issues[0].code == code
+
+
 REDRAWN = {"assignment": "redrawn", "participation": 0.5, "eligible": ["small", "medium"]}
+
+
+FOREIGN_TIERS = [
+    {"name": "maps", "share": 0.5, "hidden": [4, 4]},
+    {"name": "layers", "share": 0.5, "family": "mlp", "hidden": [8, 4]},
+]
+
+
+def test_supported_methods_on_unrelated_nets_names_all_others_with_a_reason(document, tmp_path):
+    registries = Registries()
+    supported, left_out = supported_methods(load(document(tiers=FOREIGN_TIERS), registries), registries, tmp_path)
+    assert {*supported, *left_out} == set(registries.methods) and not left_out.keys() & set(supported)
+    assert {"standalone", "fd", "fedproto", "fedtgp", "fedgh", "fml", "fedkd"} <= set(supported)
+    nested = left_out["heterofl"]
+    assert nested.startswith("every tier must have a part of the largest tier's net, but that is of family 'mlp'")
+    assert nested.endswith("and tier 'maps' has one of 'convnet'")
+    others = ("fedrolex", "depthfl", "scalefl", "inclusivefl", "scaffold", "feddyn", "fedrep")
+    assert all(left_out[name] == nested for name in others)
+    for name in ("fedavg", "fedprox", "fiarse", "ditto"):
+        assert left_out[name] == "gives every device the same model, but the tiers differ"
+    assert left_out["mixed"] == "no part of method.parts is for the tier 'maps'"
 
 
 def test_standalone_keeps_tiers_and_fixes_assignment(prepared):

@@ -187,6 +187,7 @@ def reproduce(
     everything: bool = False,
     full: bool = False,
     seeds: int = 1,
+    first_seed: int = 0,
     hours: float | None = None,
     recipes: str | Path = "recipes",
     runs: str | Path = "runs/reproduce",
@@ -205,7 +206,8 @@ def reproduce(
     claim : or a claim; those that its runs decide too are decided with it.
     everything : or all claims that are not decided yet.
     full : whether the rows are written to the ledger, each over `seeds` seeds; what is there is resumed.
-    seeds : of a row with `full`: 0, 1 and so on.
+    seeds : of a row with `full`: how many, from `first_seed` on.
+    first_seed : the first of them. The ledger keeps the seeds that it has, so machines can share a table.
     hours : with `full` or `everything`: how long to run. Comparisons that are known to take longer are left out, the
         shortest come first; what is unfinished then is resumed by the next call.
     recipes : the folder of recipes, rows and claims.
@@ -220,23 +222,26 @@ def reproduce(
     """
     if sum((name is not None, claim is not None, everything)) != 1:
         raise RecipeError([RecipeIssue((), "ARGUMENTS", "name a row, or a claim, or ask for everything")], "reproduce")
-    _check_full_size(name, everything, full, seeds, hours)
+    _check_full_size(name, everything, full, seeds, first_seed, hours)
     keep_freed_memory()
     context = ReproduceContext(registries or Registries(), resolve_data_folder(data_dir), workers, attach_engine)
     until = None if hours is None else time.monotonic() + 3600 * hours
     if name is not None and full:
         paths = ClaimPaths(Path(recipes), Path(runs), Path(results), list(sets))
-        return _reproduce_full_size(name, seeds, paths, context, progress, until)
+        return _reproduce_full_size(name, first_seed, seeds, paths, context, progress, until)
     if name is not None:
         return _reproduce_rows(name, Path(recipes), Path(runs), list(sets), context, progress)
     paths = ClaimPaths(Path(recipes), Path(runs) / "claims", Path(results), list(sets))
     return _decide_claims(claim, paths, context, progress, until)
 
 
-def _check_full_size(name: str | None, everything: bool, full: bool, seeds: int, hours: float | None) -> None:
+def _check_full_size(
+    name: str | None, everything: bool, full: bool, seeds: int, first_seed: int, hours: float | None
+) -> None:
     problems = {
         "--full is about rows: name one, or a table": full and name is None,
         "--seeds needs --full, and at least one": seeds < 1 or (seeds > 1 and not full),
+        "--first-seed needs --full, and none below 0": first_seed < 0 or (first_seed > 0 and not full),
         "--hours needs --full or --all, and more than none": hours is not None
         and (hours <= 0 or not (full or everything)),
     }
@@ -275,7 +280,13 @@ def _named_rows(name: str, known: Mapping[str, PublishedRow]) -> list[PublishedR
 
 
 def _reproduce_full_size(
-    name: str, seeds: int, paths: ClaimPaths, context: ReproduceContext, progress: Progress, until: float | None
+    name: str,
+    first_seed: int,
+    seeds: int,
+    paths: ClaimPaths,
+    context: ReproduceContext,
+    progress: Progress,
+    until: float | None,
 ) -> FullSizeResult:
     """Run rows at full size, seed by seed, and write them to the ledger after each. Trials are not written."""
     known = read_published(paths.recipes)
@@ -286,7 +297,7 @@ def _reproduce_full_size(
     entries, unfinished = list[Record](), dict[str, int]()
     for row in rows:
         finished = True
-        for seed in range(seeds):
+        for seed in range(first_seed, first_seed + seeds):
             if not finished or (until is not None and time.monotonic() >= until):
                 finished = False
                 break
@@ -295,7 +306,7 @@ def _reproduce_full_size(
             with record_wall_time(wall_folder(folder), _commit(paths)):
                 finished = _run_row(row, sets, folder, context, progress, until) is not None
         measured = finished_seeds(paths.runs, row_folder(paths.runs, row.name, paths.sets).name)
-        made = full_size_entries(row, measured, context, _full_size_command(row.name, len(measured)))
+        made = full_size_entries(row, measured, context)
         if not finished:
             unfinished[row.name] = min((one["rounds"] for one in made), default=0)
         entries += made
@@ -303,10 +314,6 @@ def _reproduce_full_size(
             table = update_full_size(paths.results, made, list(known))
             write_full_size_section(paths.results.with_suffix(".md"), table, _read_analyses(paths.results))
     return FullSizeResult(tuple(entries), unfinished)
-
-
-def _full_size_command(row: str, seeds: int) -> str:
-    return f"fedloom reproduce {row} --full" + (f" --seeds {seeds}" if seeds > 1 else "")
 
 
 def _commit(paths: ClaimPaths) -> str | None:

@@ -26,7 +26,7 @@ from torch import nn
 
 from ..analysis import audit as audits
 from ..analysis import export_run
-from ..analysis.costs import TierCost, check_message_sizes, tier_costs
+from ..analysis.costs import ServerCost, TierCost, check_message_sizes, server_cost, tier_costs
 from ..analysis.export_run import ExportResult
 from ..analysis.planning import DeviceSpec, FleetPlan, plan_fleet, read_device_specs
 from ..analysis.profiling import RoundTime, estimate_round_time, latency_ms
@@ -171,7 +171,7 @@ def run(
     loaded = load_recipe(recipe, names, sets, seed)
     folder = choose_output_folder(out, loaded.recipe.method.name, force)
     experiment = attach_engine(assemble(loaded, names, data, workers=workers), names, data, folder)
-    for line in describe_idle_settings(loaded, experiment.fleet, experiment.method):
+    for line in describe_idle_settings(loaded, names, experiment.fleet, experiment.method):
         logger.info("%s", line)
     run_experiment(experiment, folder, loaded.recipe.method.name, trackers=trackers, progress=progress)
     return Run(folder, names, data)
@@ -585,11 +585,13 @@ class PlanResult(Result):
     Parameters
     ----------
     tiers : the costs of each tier.
+    server : what the server's own training costs; None if it only averages.
     round : the time of a round on this machine, if it was measured.
     fleet : which tier each device can run, if devices were given.
     """
 
     tiers: tuple[TierCost, ...]
+    server: ServerCost | None = None
     round: RoundTime | None = None
     fleet: FleetPlan | None = None
 
@@ -603,6 +605,7 @@ class PlanResult(Result):
     def content(self) -> dict[str, Any]:
         return {
             "tiers": self.records(),
+            **({"server": self.server.record()} if self.server else {}),
             **({"round": vars(self.round)} if self.round else {}),
             **({"fleet": self.fleet.record()} if self.fleet else {}),
         }
@@ -647,7 +650,7 @@ def plan(
         check_message_sizes(loaded, costs)
     timed = estimate_round_time(loaded, names, data, workers) if measure else None
     planned = plan_fleet(loaded, names, data, machines, costs, headroom) if machines else None
-    return PlanResult(tuple(costs), timed, planned)
+    return PlanResult(tuple(costs), server_cost(loaded, names, data), timed, planned)
 
 
 def check(
@@ -688,7 +691,7 @@ def check(
         check_deployment(loaded, method)
     if loaded.recipe.engine.kind in ON_FLOWER:
         check_message_sizes(loaded, tier_costs(loaded, names, data))
-    for line in describe_idle_settings(loaded, fleet, method):
+    for line in describe_idle_settings(loaded, names, fleet, method):
         logger.info("%s", line)
     _, *others = build_arms(loaded, names, fleet).items()
     for arm, changed in others:

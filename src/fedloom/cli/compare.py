@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -115,9 +116,16 @@ def comparison_text(result: "ComparisonResult") -> str:
     ]
     parts = [*tables, "\n".join(["verdict", *verdict_lines(result)])]
     if result.left_out:
-        reasons = [f"{name}: {reason}" for name, reason in result.left_out.items()]
-        parts.append(_paragraph("left out, because they do not fit this recipe", reasons))
+        parts.append(_paragraph("left out, because they do not fit this recipe", left_out_lines(result.left_out)))
     return "\n\n".join(parts)
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> list[str]:
+    """A line for each reason, with all the methods that it is true of."""
+    methods: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        methods.setdefault(reason, []).append(name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in methods.items()]
 
 
 def verdict_lines(result: "ComparisonResult") -> list[str]:

@@ -16,7 +16,7 @@ Finding = tuple[str, str, str]
 
 EXTRAS = {
     "flower": "flwr", "export": "onnx", "track": "tensorboard", "wandb": "wandb", "privacy": "dp_accounting",
-    "hf": "datasets", "lora": "peft",
+    "hf": "datasets", "lora": "peft", "tune": "optuna", "fast": "numba", "metrics": "torchmetrics",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Options, demo_recipe, require_new_file, verb
+from .options import Options, bundled_recipe, require_new_file, verb
 
 if TYPE_CHECKING:
     from ..recipe.registries import Registries
@@ -65,6 +65,48 @@ share = 0.5
 stages = 2
 """
 
+EXITS_MODEL = """family = "preactresnet"       # a residual network
+hidden = [8, 16, 32, 64]      # channels of its stages
+blocks = [1, 1, 1, 1]         # residual blocks of its stages
+exit_after = "every"          # a classifier after every stage
+head = { cells = 3 }          # each classifier: norm, ReLU, pooling to 3 x 3 cells, a linear layer
+"""
+
+EXITS_TIERS = """# a tier is a class of devices: its share of the fleet, and how many stages of the full model it trains
+[[tiers]]
+name = "large"
+share = 0.3
+
+[[tiers]]
+name = "medium"
+share = 0.3
+stages = 3
+
+[[tiers]]
+name = "small"
+share = 0.4
+stages = 2
+"""
+
+SCALED_TIERS = """# a tier is a class of devices: its share of the fleet, and which stages it trains at which width
+[[tiers]]
+name = "large"
+share = 0.3
+width = 1.0
+
+[[tiers]]
+name = "medium"
+share = 0.3
+stages = 3
+width = 0.75
+
+[[tiers]]
+name = "small"
+share = 0.4
+stages = 2
+width = 0.5
+"""
+
 FOREIGN_MODEL = """family = "convnet"            # the net of tiers that name no other
 """
 
@@ -98,6 +140,27 @@ share = 0.5
 depth = 2
 """
 
+COLUMNS_MODEL = """family = "columnnet"          # columns of convolutions, each of which reads those before it
+columns = [[4, 8, 16], [5, 10, 20], [10, 20, 40]]  # channels of every column, layer by layer
+head = { cells = 3 }          # each column's classifier sees its last map pooled to 3 x 3 cells
+"""
+
+COLUMNS_TIERS = """# a tier is a class of devices: its share of the fleet, and how many of the columns it trains
+[[tiers]]
+name = "large"
+share = 0.3
+
+[[tiers]]
+name = "medium"
+share = 0.3
+held = 2
+
+[[tiers]]
+name = "small"
+share = 0.4
+held = 1
+"""
+
 DEEP_LR = 0.1
 """The learning rate of the networks with residual blocks: of 0.05, 0.1, 0.2 and 0.4 the best on validation images."""
 
@@ -127,21 +190,32 @@ def init(
 
 def _recipe(method: str, command: str, registries: "Registries") -> str:
     """The bundled recipe with another method, and with a model and tiers that the method supports."""
-    text = demo_recipe().read_text(encoding="utf-8").replace("fedloom run recipes/demo.toml", command)
+    text = bundled_recipe("starter").read_text(encoding="utf-8").replace("fedloom run recipes/starter.toml", command)
     text = re.sub(r"\[method\]\n(?:.+\n)+", lambda _: _method_section(method, registries.methods[method]), text)
     tiers = re.compile(r"# a tier is .*\n(?:\[\[tiers\]\]\n(?:.+\n)+\n)+")
     model = re.compile(r"(?<=\[model\]\n)(?:.+\n)+")
-    one_tier = tiers.sub(lambda _: ONE_TIER + "\n", text)
     slower = re.sub(r"\blr = [0-9.]+", f"lr = {DEEP_LR}", text)
     without_static_norm = re.sub(r"statistics = .*\n", "", slower)
-    exits = model.sub(lambda _: EXIT_MODEL, tiers.sub(lambda _: EXIT_TIERS + "\n", without_static_norm))
-    alike = tiers.sub(lambda _: ALIKE_TIERS + "\n", text)
-    equal = model.sub(lambda _: EQUAL_MODEL, tiers.sub(lambda _: EQUAL_TIERS + "\n", slower))
-    split = model.sub(lambda _: SPLIT_MODEL, tiers.sub(lambda _: SPLIT_TIERS + "\n", slower))
-    foreign = model.sub(lambda _: FOREIGN_MODEL, tiers.sub(lambda _: FOREIGN_TIERS + "\n", without_static_norm))
-    takes_any = registries.methods[method].info.heterogeneity == "any"
-    candidates = (text, *([foreign] if takes_any else []), one_tier, alike, exits, split, equal)
-    supported = (recipe for recipe in candidates if _error_code(registries, recipe) != "METHOD_REFUSES")
+
+    def with_nets(base: str, own_tiers: str, own_model: str | None = None) -> str:
+        made = tiers.sub(lambda _: own_tiers + "\n", base)
+        return model.sub(lambda _: own_model, made) if own_model else made
+
+    candidates = {
+        "widths": text,
+        "one": with_nets(text, ONE_TIER),
+        "alike": with_nets(text, ALIKE_TIERS),
+        "one exit": with_nets(without_static_norm, EXIT_TIERS, EXIT_MODEL),
+        "exits": with_nets(without_static_norm, EXITS_TIERS, EXITS_MODEL),
+        "exits and widths": with_nets(without_static_norm, SCALED_TIERS, EXITS_MODEL),
+        "parts": with_nets(slower, SPLIT_TIERS, SPLIT_MODEL),
+        "layers": with_nets(slower, EQUAL_TIERS, EQUAL_MODEL),
+        "columns": with_nets(text, COLUMNS_TIERS, COLUMNS_MODEL),
+        "unrelated": with_nets(without_static_norm, FOREIGN_TIERS, FOREIGN_MODEL),
+    }
+    info = registries.methods[method].info
+    order = [info.example_nets or "widths", *(["unrelated"] if info.heterogeneity == "any" else []), *candidates]
+    supported = (candidates[nets] for nets in order if _error_code(registries, candidates[nets]) != "METHOD_REFUSES")
     recipe = next(supported, text)
     if _error_code(registries, recipe) == "PUBLIC_MISSING":
         recipe = re.sub(r"(partition = .*\n)", lambda line: line[0] + PUBLIC, recipe)
@@ -149,7 +223,7 @@ def _recipe(method: str, command: str, registries: "Registries") -> str:
 
 
 def _method_section(name: str, method: Any) -> str:
-    """The method, its example settings, and comments with the defaults of its other settings."""
+    """The method, its example settings, comments with the defaults of its other settings, and how messages travel."""
     from ..recipe.load import dumps_value
     from ..registry import settable_parameters
 
@@ -165,6 +239,9 @@ def _method_section(name: str, method: Any) -> str:
             lines.append(f"# {setting} = {dumps_value(parameter.default)}")
         except TypeError:  # None, or a default_factory
             lines.append(f"# {setting} is not set")
+    if method.info.example_compression:
+        lines += ["", "[compression]"]
+        lines += (f"{setting} = {dumps_value(value)}" for setting, value in method.info.example_compression.items())
     return "\n".join(lines) + "\n"
 
 

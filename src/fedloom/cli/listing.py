@@ -135,12 +135,16 @@ def _facts(entry: "Entry") -> dict[str, Any]:
 
 
 def _table(rows: list[tuple[str, str]], indent: int = 0) -> str:
-    """Two columns, the second wrapped to the terminal."""
+    """Two columns, the second wrapped to the terminal; a name that leaves no room for it has a line of its own."""
     rows = [(" " * indent + name, text) for name, text in rows]
-    first = max(len(name) for name, _ in rows) + 2
-    width = max(shutil.get_terminal_size().columns - first, 30)
+    columns, least = shutil.get_terminal_size().columns, 30
+    first = max((len(name) + 2 for name, _ in rows if len(name) + 2 + least <= columns), default=2 * indent + 2)
+    width = max(columns - first, least)
     lines = []
     for name, text in rows:
+        if len(name) + 2 > first:
+            lines.append(name)
+            name = ""
         head, *rest = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
         lines += [f"{name:<{first}}{head}".rstrip(), *(" " * first + line for line in rest)]
     return "\n".join(lines)

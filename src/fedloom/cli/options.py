@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -171,9 +171,9 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def demo_recipe() -> Path:
-    """The bundled recipe."""
-    return Path(__file__).parent.parent / "recipe" / "demo.toml"
+def bundled_recipe(name: Literal["demo", "starter"]) -> Path:
+    """A recipe of the package: that of the demonstration, or the one that `fedloom init` adapts to a method."""
+    return Path(__file__).parent.parent / "recipe" / f"{name}.toml"
 
 
 def require_new_file(out: Path) -> None:

@@ -10,7 +10,7 @@ from .options import Options, verb
 from .output import columns
 
 if TYPE_CHECKING:
-    from ..analysis.costs import TierCost
+    from ..analysis.costs import ServerCost, TierCost
     from ..analysis.planning import FleetPlan
     from ..analysis.profiling import RoundTime
 
@@ -57,10 +57,12 @@ def plan(
         recipe, latency=latency, measure=measure, fleet=fleet or (), headroom=headroom,
         **options.arguments("sets", "seed", "data_dir", "workers"),
     )  # fmt: skip
-    options.show(result.to_dict(), "\n\n".join(_tables(list(result.tiers), result.round, result.fleet)))
+    options.show(result.to_dict(), "\n\n".join(_tables(list(result.tiers), result.server, result.round, result.fleet)))
 
 
-def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetPlan | None") -> list[str]:
+def _tables(
+    costs: "list[TierCost]", server: "ServerCost | None", timed: "RoundTime | None", planned: "FleetPlan | None"
+) -> list[str]:
     records = [cost.record() for cost in costs]
     keys = [key for key in HEADERS if any(key in record for record in records)]
     rows = [[_cell(record.get(key)) for key in keys] for record in records]
@@ -71,6 +73,8 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
         if cost.uncounted
     ]
     parts += [f"{cost.message_problem}: it can be simulated, not deployed" for cost in costs if cost.message_problem]
+    if server:
+        parts.append(wrap(_describe_server(server, timed=any(cost.device_seconds is not None for cost in costs))))
     if timed:
         noise = "; on random data: the data set is not here" if timed.synthetic_data else ""
         parts.append(
@@ -78,6 +82,14 @@ def _tables(costs: "list[TierCost]", timed: "RoundTime | None", planned: "FleetP
             f"{pluralize(timed.workers, 'worker')} (measured in {timed.spent:.1f} s{noise})"
         )
     return [*parts, *(_fleet_tables(planned) if planned else ())]
+
+
+def _describe_server(server: "ServerCost", timed: bool) -> str:
+    """`timed`: whether the seconds of the devices are known."""
+    work = f"the server trains as well: at most {server.macs:,} MACs per round"
+    if server.seconds is not None:
+        return f"{work}, {server.seconds:.2g} s"
+    return f"{work}; set fleet.server_speed, or the seconds of a round are unknown" if timed else work
 
 
 MEANINGS = {
@@ -97,13 +109,14 @@ def _explain(keys: list[str]) -> list[str]:
 def _fleet_tables(planned: "FleetPlan") -> list[str]:
     rows = [
         (device["name"], str(device["count"]), device["tier"] or "none", _amount(device["memory"], 1e6),
-         _amount(device["seconds"]), device["next"])
+         _amount(device["seconds"] or None), device["next"])
         for device in planned.record()["devices"]
     ]  # fmt: skip
     parts = [columns(("device", "count", "tier", "MB", "s per round", "next larger tier"), rows)]
     if planned.shares:
         shares = ", ".join(f"{tier} {share:.3g}" for tier, share in planned.shares.items())
-        parts.append(f"a round takes {planned.seconds:.3g} s; shares of the tiers: {shares}")
+        takes = f"a round takes {planned.seconds:.3g} s; " if planned.seconds else ""  # 0: no speed is known
+        parts.append(f"{takes}shares of the tiers: {shares}")
     if planned.regions:
         regions = [
             ("+".join(region.tiers), f"{region.parameters:,}", str(region.devices), f"{region.contributors:.1f}",

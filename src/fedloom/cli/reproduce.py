@@ -25,6 +25,7 @@ def reproduce(
         bool, typer.Option("--full", help="Write rows at full size to the ledger; resumes what is there.")
     ] = False,
     seeds: Annotated[int, typer.Option("--seeds", help="With --full: seeds of each row.")] = 1,
+    first_seed: Annotated[int, typer.Option("--first-seed", help="With --full: the first of them.")] = 0,
     hours: Annotated[float | None, typer.Option("--hours", help="With --full or --all: how long to run.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show rows and claims.")] = False,
     recipes: Annotated[Path, typer.Option("--recipes", help="The folder of recipes and lists.")] = Path("recipes"),
@@ -43,9 +44,9 @@ def reproduce(
         _list(options, recipes, results, name or "")
         return
     result = reproduce(
-        name, claim=claim, everything=everything, full=full, seeds=seeds, hours=hours, recipes=recipes, runs=runs,
-        results=results, sets=options.sets,
-        data_dir=options.data, workers=options.processes, registries=options.registries,
+        name, claim=claim, everything=everything, full=full, seeds=seeds, first_seed=first_seed, hours=hours,
+        recipes=recipes, runs=runs, results=results, sets=options.sets, data_dir=options.data,
+        workers=options.processes, registries=options.registries,
     )  # fmt: skip
     if isinstance(result, RowResult):
         cells = [(number["what"], _cell(number["published"]), _cell(number["measured"])) for number in result.numbers]

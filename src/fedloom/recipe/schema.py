@@ -145,7 +145,7 @@ class TrainingConfig(Section):
     batch_size: Count = 10
     """Examples per batch."""
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
-    """`"keep"` an incomplete last batch, `"drop"` it, or `"wrap"` around."""
+    """`"keep"` an incomplete last batch, `"drop"` it unless it is the device's only one, or `"wrap"` around."""
     shuffle: bool = True
     """Whether a device visits its examples in a new random order in every epoch; else as it has them, such as the
     windows of a text one after the other."""
@@ -381,6 +381,8 @@ class CompareConfig(Section):
 
     arms: dict[str, Annotated[tuple[Override, ...], Len(1)]] = Field(default_factory=dict)
     """Names, each with overrides as for `--set`; an arm keeps the seed, data, evaluation and tier names."""
+    control_changes: tuple[Override, ...] = ()
+    """Overrides for all controls, for a method with a net of its own: the net that suits the simple alternatives."""
     candidate: str | None = None
     """Which of the evaluated models counts, such as `"report_paper"`; default: the method's first."""
     metric: str | None = None

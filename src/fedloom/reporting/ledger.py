@@ -310,14 +310,60 @@ def _with_earlier(entry: Mapping[str, Any], before: Mapping[str, Any] | None) ->
     return {**entry, **({"earlier": earlier} if earlier else {})}
 
 
+def full_size_entry(about: Mapping[str, Any], by_seed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A number of a full-size row over its seeds: their means, and what they cost together.
+
+    Parameters
+    ----------
+    about : the row, its paper, the number, what was published, and `of`, the planned rounds.
+    by_seed : the runs. Those that are not finished count only if none is; then the first does.
+    """
+    ordered = sorted(by_seed, key=lambda run: run["seed"])
+    runs = [run for run in ordered if run["rounds"] >= about["of"]] or ordered[:1]
+    newest, seeds = max(runs, key=lambda run: run["date"]), [run["seed"] for run in runs]
+    first = f" --first-seed {seeds[0]}" if seeds[0] else ""
+    more = first + (f" --seeds {seeds[-1] - seeds[0] + 1}" if len(seeds) > 1 else "")
+    return {
+        **about, "measured": _mean_of(runs, "measured"), "last": _mean_of(runs, "last"),
+        "rounds": min(run["rounds"] for run in runs), "seeds": seeds,
+        "seconds": round(math.fsum(run["seconds"] for run in runs), 1),
+        "command": f"fedloom reproduce {about['row']} --full{more}",
+        "commit": newest["commit"], "date": newest["date"], "by_seed": [dict(run) for run in runs],
+    }  # fmt: skip
+
+
+def _mean_of(runs: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Of all seeds; None if one of them has no value."""
+    values = [run[key] for run in runs]
+    return None if None in values else round(math.fsum(values) / len(values), 4)
+
+
 def update_full_size(path: Path, entries: Iterable[Mapping[str, Any]], order: Sequence[str]) -> list[dict[str, Any]]:
-    """Add or replace full-size rows, one entry for each published number, in the order of the papers' lists."""
+    """Add full-size rows, one entry for each published number, in the order of the papers' lists.
+
+    Seeds that the ledger has of a row stay, so that several machines can share a table; a run of the same seed is
+    replaced unless the new one got less far.
+    """
     before = read_ledger(path)
-    merged = {(one["row"], one["what"]): dict(one) for one in (*before["full_size"], *entries)}
+    merged = {(one["row"], one["what"]): dict(one) for one in before["full_size"]}
+    for entry in entries:
+        key = entry["row"], entry["what"]
+        merged[key] = _with_known_seeds(entry, merged.get(key))
     positions = {name: position for position, name in enumerate(order)}
     rows = sorted(merged.values(), key=lambda one: positions.get(one["row"], len(positions)))
     _write_ledger(path, {**before, "full_size": rows})
     return rows
+
+
+SEED_KEYS = ("row", "paper", "of", "deviation", "what", "published")
+
+
+def _with_known_seeds(entry: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    runs = {run["seed"]: run for run in (before["by_seed"] if before and before["of"] == entry["of"] else ())}
+    for run in entry["by_seed"]:
+        if run["seed"] not in runs or run["rounds"] >= runs[run["seed"]]["rounds"]:
+            runs[run["seed"]] = run
+    return full_size_entry({key: entry[key] for key in SEED_KEYS if key in entry}, list(runs.values()))
 
 
 def _write_ledger(path: Path, ledger: Mapping[str, Any]) -> None:

@@ -131,7 +131,8 @@ class TextTable:
 
     def legend(self, mark: str) -> str:
         """The caption; `mark` says what strong cells look like."""
-        return f"{self.caption}\n{mark}: better than every other arm beyond noise." if self.strong else self.caption
+        best = f"\n{mark}: better than every other arm, and it may be claimed." if self.strong else ""
+        return self.caption + best
 
     def mark_strong(self, mark: Callable[[str], str]) -> list[list[str]]:
         return [
@@ -158,7 +159,7 @@ def _value_table(result: ComparisonResult) -> TextTable:
     over = ", mean ± standard deviation over seeds" if any(first[name][tier]["std"] for tier in tiers) else ""
     model = "of the model that devices of the tier end up with; in brackets: they cannot run it."
     on = f" on the {result.test} test{TEST_MEANINGS.get(result.test, '')}"
-    shown = [f" {test.capitalize()} test: the average device{about}." for test, about in _other_tests(columns)]
+    shown = [f" {test.capitalize()} test: {about}." for test, about in _other_tests(columns)]
     caption = f"{metric.title}{unit}{direction}{on}{over}, {model}{''.join(shown)}"
     return TextTable(caption, ("arm", *tiers, *(column.header for column in columns)), rows, frozenset(strong))
 
@@ -197,7 +198,11 @@ def _other_test_column(test: str) -> OptionalColumn:
 
 def _other_tests(columns: Sequence[OptionalColumn]) -> list[tuple[str, str]]:
     """The tests with a column, and what is evaluated there."""
-    about = {LOCAL_TEST: " on its own test examples", GLOBAL_TEST: " on the whole test set"}
+    about = {
+        LOCAL_TEST: "devices' own test examples, mean over tiers; a tier's model on those of all devices, or personal "
+        "models on their own",
+        GLOBAL_TEST: "the average device on the whole test set",
+    }
     return [(test, about[test]) for test, column in TEST_COLUMNS.items() if column in columns]
 
 

@@ -169,13 +169,16 @@ class Comparison:
         return PendingRun(name, experiment.simulator, estimate_memory(experiment), start)
 
     def check_simulated_seconds(self) -> None:
-        """Raise unless every arm's tiers have a speed and a bandwidth."""
-        for first, *_ in self.experiments.values():
-            if not first.faults.clock.knows(tier.name for tier in first.fleet.active_tiers):
-                hint = "give every tier its speed and bandwidth"
-                raise first.loaded.error(
-                    RecipeIssue(("tiers",), "CLOCK_UNKNOWN", "the duration of a round is unknown", hint)
-                )
+        """Raise unless every arm's tiers have a speed and a bandwidth, and a server that trains has a speed."""
+        for arm, (first, *_) in self.experiments.items():
+            clock, fleet, hint = first.faults.clock, first.fleet, ""
+            if not clock.knows(tier.name for tier in fleet.active_tiers):
+                key, hint = "tiers", "give every tier its speed and bandwidth"
+            elif clock.server_seconds(fleet.global_model, [1]) is None:
+                key, hint = "fleet", f"the server trains in {arm}; set fleet.server_speed"
+            if hint:
+                message = "the duration of a round is unknown"
+                raise first.loaded.error(RecipeIssue((key,), "CLOCK_UNKNOWN", message, hint))
 
     def _write_manifest(self, status: str) -> None:
         """Write what is needed to resume it from its folder."""

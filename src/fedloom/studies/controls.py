@@ -78,14 +78,26 @@ def build_arms(
                 RecipeIssue((), "ARM_NAME", f"there is an arm {name!r} already", "give the file another name")
             )
         arms[name] = _check_pairing(loaded, name, other)
+    plain = _with_control_changes(loaded, registries) if controls else loaded
     for name in controls:
         if name not in CONTROLS:
             raise loaded.error(
                 RecipeIssue((), "CONTROL_NAME", f"there is no control {name!r}", suggest(name, CONTROLS))
             )
         if name not in arms and (name == "standalone" or _has_sizes(fleet)):
-            arms[name] = loaded.with_document(CONTROLS[name](loaded.recipe.document(), fleet))
+            arms[name] = loaded.with_document(CONTROLS[name](plain.recipe.document(), fleet))
     return arms
+
+
+def _with_control_changes(loaded: LoadedRecipe, registries: Registries) -> LoadedRecipe:
+    """The recipe that controls start from."""
+    changes = loaded.recipe.compare.control_changes
+    if not changes:
+        return loaded
+    try:
+        return _check_pairing(loaded, "", load(loaded.recipe.document(), registries, changes))
+    except RecipeError as error:
+        raise loaded.error(*(_move_to(("compare", "control_changes"), issue) for issue in error.issues)) from error
 
 
 def arms_with_methods(loaded: LoadedRecipe, registries: Registries, names: Sequence[str]) -> dict[str, LoadedRecipe]:
@@ -138,12 +150,12 @@ def errors_at_arm(loaded: LoadedRecipe, arm: str) -> Iterator[None]:
     except RecipeError as error:
         if arm not in loaded.recipe.compare.arms:
             raise
-        raise loaded.error(*(_move_to_arm(arm, issue) for issue in error.issues)) from error
+        raise loaded.error(*(_move_to(("compare", "arms", arm), issue) for issue in error.issues)) from error
 
 
-def _move_to_arm(arm: str, issue: RecipeIssue) -> RecipeIssue:
+def _move_to(key_path: tuple[str, ...], issue: RecipeIssue) -> RecipeIssue:
     where = f"{dotted(issue.key_path)}: " if issue.key_path else ""
-    return replace(issue, key_path=("compare", "arms", arm), message=where + issue.message)
+    return replace(issue, key_path=key_path, message=where + issue.message)
 
 
 def served_models(name: str, fleet: Fleet, arm_fleet: Fleet) -> dict[str, ServedModel]:

@@ -1,10 +1,8 @@
 """Run published rows at full size, and comparisons that decide claims; both resume from their folder."""
 
 import hashlib
-import itertools
 import json
 import os
-import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from ..reporting.ledger import (
     claim_record,
     evaluate_claim,
     flatness,
+    full_size_entry,
     measured_text,
 )
 from ..runs.build import assemble
@@ -123,9 +122,7 @@ def row_numbers(
     ]
 
 
-def full_size_entries(
-    row: PublishedRow, folders: Sequence[Path], context: ReproduceContext, command: str
-) -> list[dict[str, Any]]:
+def full_size_entries(row: PublishedRow, folders: Sequence[Path], context: ReproduceContext) -> list[dict[str, Any]]:
     """The numbers of a row at full size, over its seeds, for the ledger: one entry for each published number.
 
     A run that is not finished counts as far as it got; `rounds` is then less than `of`. Without a run there are none.
@@ -134,35 +131,34 @@ def full_size_entries(
         return []
     loaded = load(row.recipe, context.registries, row.changes)
     shares, planned = row_shares(loaded), loaded.recipe.rounds
-    runs = [list(read_rows(folder)) for folder in folders]
-    manifests = [read_manifest(folder) for folder in folders]
-    done = min(max((each.round for each in rows), default=0) for rows in runs)
-    deviation = manifests[0].get("data_deviation", "")
-    shared = {
-        "rounds": min(done, planned), "of": planned, "seeds": [one["seed"] for one in manifests],
-        "seconds": round(sum(map(_row_seconds, folders)), 1), "command": command,
-        "commit": start_commit(wall_folder(folders[0])), "date": utc_now(),
-        **({"deviation": deviation} if deviation else {}),
-    }  # fmt: skip
+    runs = [(list(read_rows(folder)), _full_size_run(folder)) for folder in folders]
+    deviation = read_manifest(folders[0]).get("data_deviation", "")
+    about = {"row": row.name, "paper": row.source, "of": planned, **({"deviation": deviation} if deviation else {})}
     entries = []
     for number, printed in row.numbers:
         if number.selection != "cost":
-            chosen = [measure_number(number, rows, shares) for rows in runs]
-            last = [measure_number(number.model_copy(update={"selection": "last"}), rows, shares) for rows in runs]
-            values = {"published": printed, "measured": _mean(chosen), "last": _mean(last), "by_seed": chosen}
-            entries.append({"row": row.name, "paper": row.source, "what": number.label, **values, **shared})
+            last = number.model_copy(update={"selection": "last"})
+            by_seed = [
+                {
+                    "measured": measure_number(number, rows, shares),
+                    "last": measure_number(last, rows, shares),
+                    **run,
+                    "rounds": min(planned, max((each.round for each in rows), default=0)),
+                }
+                for rows, run in runs
+            ]
+            entries.append(full_size_entry({**about, "what": number.label, "published": printed}, by_seed))
     return entries
 
 
-def _row_seconds(folder: Path) -> float:
-    """The time a row took, with that of the run it starts from; of a run made without the clock, its own."""
-    return max(wall_seconds(wall_folder(folder)), float(read_manifest(folder).get("seconds", 0.0)))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Of all seeds; None if one of them has no value."""
-    known = [value for value in values if value is not None]
-    return round(statistics.fmean(known), 4) if known and len(known) == len(values) else None
+def _full_size_run(folder: Path) -> dict[str, Any]:
+    """What the ledger keeps of a run. Its time includes that of the run it starts from."""
+    manifest = read_manifest(folder)
+    seconds = max(wall_seconds(wall_folder(folder)), float(manifest.get("seconds", 0.0)))
+    return {
+        "seed": manifest["seed"], "seconds": round(seconds, 1), "commit": start_commit(wall_folder(folder)),
+        "date": manifest["started"],
+    }  # fmt: skip
 
 
 def seed_folder(home: Path, name: str, seed: int) -> Path:
@@ -176,11 +172,12 @@ def wall_folder(folder: Path) -> Path:
 
 
 def finished_seeds(home: Path, name: str) -> list[Path]:
-    """The folders of a row's finished runs, from seed 0 on; if there is none, that of seed 0 as far as it got."""
-    folders = (seed_folder(home, name, seed) for seed in itertools.count())
-    begun = list(itertools.takewhile(lambda folder: (folder / MANIFEST).is_file(), folders))
-    finished = itertools.takewhile(lambda folder: read_manifest(folder)["status"] == "finished", begun)
-    return list(finished) or [folder for folder in begun[:1] if list(read_rows(folder))]
+    """The folders of a row's finished runs, by seed; if there is none, that of the first seed as far as it got."""
+    others = {int(folder.name.rpartition("-")[2]): folder for folder in home.glob(f"{name}+seed-*")}
+    folders = [home / name, *(folder for _, folder in sorted(others.items()))]
+    begun = [folder for folder in folders if (folder / MANIFEST).is_file()]
+    finished = [folder for folder in begun if read_manifest(folder)["status"] == "finished"]
+    return finished or [folder for folder in begun[:1] if list(read_rows(folder))]
 
 
 def start_comparison(

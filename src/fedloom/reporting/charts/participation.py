@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ...wording import join_words, pluralize
 from ..report_data import ReportData, RunReader
@@ -141,8 +142,16 @@ def build_coverage_chart(report: ReportData) -> Chart | MissingChart:
     return Chart("coverage", COVERAGE_TITLE, sentence, columns, records, panels, note=note)
 
 
+def enough_updates(recipe: Mapping[str, Any]) -> int:
+    """How many updates of a weight the recipe asks for: its quorum, and what its robust rule needs."""
+    aggregation = recipe.get("aggregation", {})
+    of_rule: int = aggregation.get("min_contributors", 1) if aggregation.get("rule", "none") != "none" else 1
+    quorum: int = recipe.get("faults", {}).get("min_coverage", 1)
+    return max(quorum, of_rule)
+
+
 def _coverage(reader: RunReader) -> Iterator[CoverageRow]:
-    enough, ages = reader.recipe.get("faults", {}).get("min_coverage", 1), Counter[str]()
+    enough, ages = enough_updates(reader.recipe), Counter[str]()
     admitted: dict[int, Counter[str]] = {}
     for line in reader.participation:
         of_round = admitted.setdefault(line["round"], Counter())
