@@ -54,6 +54,7 @@ from .structure import (
     layer_kinds,
     non_size_settings,
 )
+from .traversal import layers_of, named_layers, own_weights
 
 logger = logging.getLogger(__name__)
 
@@ -676,7 +677,8 @@ class FunctionalModule:
         support_device_axis(module)
         self.module = module.train(training)
         self.tracking = tracking
-        self._norms = [layer for layer in module.modules() if isinstance(layer, StaticBatchNorm)]
+        layers = layers_of(module)
+        self._norms = [layer for layer in layers if isinstance(layer, StaticBatchNorm)]
         for norm in self._norms:
             norm.tracking = tracking
         self._slots = _weight_slots(module)
@@ -684,7 +686,7 @@ class FunctionalModule:
         self._place = CPU
         self._constants = [
             (layer._buffers, key, buffer)
-            for layer in module.modules()
+            for layer in layers
             for key, buffer in layer._buffers.items()
             if buffer is not None and not isinstance(layer, nn.modules.batchnorm._BatchNorm)
         ]
@@ -738,10 +740,10 @@ def _weight_slots(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str
     """Where each weight is stored; a weight shared by two layers has one name and two slots."""
     names: dict[int, str] = {}
     slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
-    for name, weight in module.named_parameters(remove_duplicate=False):
-        owner, _, key = name.rpartition(".")
-        first_name = names.setdefault(id(weight), name)
-        slots.setdefault(first_name, []).append((module.get_submodule(owner)._parameters, key))
+    for owner, layer in named_layers(module):
+        for key, weight in own_weights(layer):
+            first_name = names.setdefault(id(weight), f"{owner}.{key}".lstrip("."))
+            slots.setdefault(first_name, []).append((layer._parameters, key))
     return slots
 
 
@@ -749,7 +751,7 @@ def statistic_slots(module: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
     """Where each batch norm stores the statistics that it is evaluated with."""
     return {
         f"{name}.{key}".lstrip("."): (layer._buffers, key)
-        for name, layer in module.named_modules()
+        for name, layer in named_layers(module)
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
         for key in STATISTICS
     }

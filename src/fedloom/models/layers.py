@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count
+from .traversal import named_layers
 
 
 def fold(x: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ def unfold(x: Tensor, devices: int) -> Tensor:
 
 def support_device_axis(module: nn.Module) -> None:
     """Let a module compute many devices at once, in place. Weight names do not change."""
-    for name, layer in module.named_modules():
+    for name, layer in named_layers(module):
         layer.__class__ = _folded_class(type(layer))
         if getattr(layer, "track_running_stats", False) and not isinstance(layer, StaticBatchNorm | _InstanceNorm):
             raise ValueError(

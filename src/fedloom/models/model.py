@@ -52,6 +52,7 @@ from .concatenation import find_concatenated_inputs
 from .stacked_layers import declared_axes, known_axes
 from .structure import Family, InputSpec, Outputs, Shapes, as_outputs, build_skeleton, classes_last
 from .sub_block import SubBlock, make_sub_block
+from .traversal import layers_of, named_weights
 
 logger = logging.getLogger(__name__)
 
@@ -615,8 +616,9 @@ def _cached_inspection(model: Model, inspection: Callable[..., Any], arguments: 
 def _shapes(model: Model) -> tuple[ModelShapes, ModelShapes, ModelShapes]:
     """Of weights, statistics and frozen weights."""
     module = model.skeleton()
-    weights = {name: weight.shape for name, weight in module.named_parameters() if weight.requires_grad}
-    frozen = {name: weight.shape for name, weight in module.named_parameters() if not weight.requires_grad}
+    named = named_weights(module)
+    weights = {name: weight.shape for name, weight in named if weight.requires_grad}
+    frozen = {name: weight.shape for name, weight in named if not weight.requires_grad}
     statistics = {name: holder[key].shape for name, (holder, key) in statistic_slots(module).items()}
     layouts = _find_layouts(model, module, {**weights, **frozen, **statistics})
     return ModelShapes(weights, layouts), ModelShapes(statistics, layouts), ModelShapes(frozen, layouts)
@@ -673,7 +675,7 @@ def _build_module(model: Model, seed: int) -> nn.Module:
 def _in_default_dtype(module: nn.Module) -> nn.Module:
     """The module itself if it has that already: `to` goes through all of it."""
     dtype = torch.get_default_dtype()
-    held = (tensors.values() for layer in module.modules() for tensors in (layer._parameters, layer._buffers))
+    held = (tensors.values() for layer in layers_of(module) for tensors in (layer._parameters, layer._buffers))
     done = all(tensor is None or tensor.dtype == dtype for tensors in held for tensor in tensors)
     return module if done else module.to(dtype)
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .axes import Layout, LayoutError, layouts_of_axes, plain, resolve
+from .traversal import named_layers, own_weights
 
 StackedAxis = tuple[str, int, Layout]
 """(weight name, axis, layout)"""
@@ -33,7 +34,7 @@ def known_axes(module: nn.Module) -> dict[str, dict[int, Layout]]:
     """The stacked axes of layers that are known or recognized, by weight and axis."""
     return layouts_of_axes(
         (join(path, name), axis, layout)
-        for owner, layer in module.named_modules()
+        for owner, layer in named_layers(module)
         for path, axes in (
             (owner, _channel_axes(layer)),
             (owner, _layer_axes(layer)),
@@ -52,7 +53,7 @@ def declared_axes(module: nn.Module) -> dict[str, dict[int, Layout]]:
     """The stacked axes that modules declare, by weight and axis; a `LayoutError` if one does not fit its weight."""
     return layouts_of_axes(
         (join(owner, name), axis, layout)
-        for owner, layer in module.named_modules()
+        for owner, layer in named_layers(module)
         for name, axis, layout in _declared_axes(owner, layer)
     )
 
@@ -85,7 +86,7 @@ def _declared_axes(owner: str, layer: nn.Module) -> Iterator[StackedAxis]:
 def _channel_axes(layer: nn.Module) -> Iterator[StackedAxis]:
     """Axes from the third on that are not those of a kernel, as of a class token [1, 1, channels]."""
     if layer._parameters and not hasattr(layer, "kernel_size"):
-        for name, weight in layer.named_parameters(recurse=False):
+        for name, weight in own_weights(layer):
             yield from ((name, axis, plain(weight.shape[axis])) for axis in range(2, weight.dim()))
 
 
@@ -94,7 +95,7 @@ def _layer_axes(layer: nn.Module) -> Iterator[StackedAxis]:
         yield from _recurrent_axes(layer)
     elif isinstance(layer, nn.RNNCellBase):
         gates = _gate_count(layer)
-        for name, weight in layer.named_parameters(recurse=False):
+        for name, weight in own_weights(layer):
             yield name, 0, ((gates, len(weight) // gates),)
     elif isinstance(layer, nn.MultiheadAttention):
         yield from _attention_axes(layer)
@@ -107,7 +108,7 @@ def _gate_count(layer: nn.Module) -> int:
 def _recurrent_axes(layer: nn.RNNBase) -> Iterator[StackedAxis]:
     """The gates of every layer; the input of a later layer is that of both directions, one after the other."""
     gates, outputs = _gate_count(layer), layer.proj_size or layer.hidden_size
-    for name, _ in layer.named_parameters(recurse=False):
+    for name, _ in own_weights(layer):
         if name.startswith(("weight_ih", "weight_hh", "bias_ih", "bias_hh")) and gates > 1:
             yield name, 0, ((gates, layer.hidden_size),)
         if name.startswith("weight_ih") and not name.startswith("weight_ih_l0") and layer.bidirectional:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .traversal import layers_of, named_layers, own_weights
+
 Family = Callable[..., nn.Module]
 Shapes = Mapping[str, torch.Size]
 
@@ -124,7 +126,7 @@ def last_layer(module: nn.Module) -> str | None:
     declared = getattr(module, "label_rows", None)
     if declared:
         return str(declared[-1]).rpartition(".")[0]
-    owners = [name for name, layer in module.named_modules() if list(layer.parameters(recurse=False))]
+    owners = [name for name, layer in named_layers(module) if own_weights(layer)]
     return owners[-1] if owners else None
 
 
@@ -219,7 +221,7 @@ def is_own_family(build: Family) -> bool:
 
 def has_known_layers(module: nn.Module) -> bool:
     """True if all layers, the outermost too, are torch's or ours: what they do depends on no number of examples."""
-    return all(type(layer).__module__.startswith(("torch.nn.", "fedloom.models.")) for layer in module.modules())
+    return all(type(layer).__module__.startswith(("torch.nn.", "fedloom.models.")) for layer in layers_of(module))
 
 
 PAIRS_OF_SIZES = ("kernel_size", "stride", "padding")
@@ -230,7 +232,7 @@ def layer_kinds(module: nn.Module) -> frozenset[tuple[type[nn.Module], tuple[tup
 
     So a convolution with dilation is of another kind than one without, and pooling to one cell than to several.
     """
-    return frozenset((type(layer), non_size_settings(vars(layer)) + _unit_pairs(layer)) for layer in module.modules())
+    return frozenset((type(layer), non_size_settings(vars(layer)) + _unit_pairs(layer)) for layer in layers_of(module))
 
 
 def _unit_pairs(layer: nn.Module) -> tuple[tuple[str, Any], ...]:
@@ -289,7 +291,7 @@ def infer_child_input(module: nn.Module, child: str, inputs: InputSpec) -> Input
 
 def is_foldable(module: nn.Module) -> bool:
     """False if a layer declares `foldable = False`: its activations have no channel axis."""
-    return all(getattr(layer, "foldable", True) for layer in module.modules())
+    return all(getattr(layer, "foldable", True) for layer in layers_of(module))
 
 
 DRAWS = frozenset({nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_})
@@ -331,7 +333,7 @@ def _has_constants(module: nn.Module) -> bool:
     """True if there are buffers, but for the statistics of batch norm."""
     return any(
         buffer is not None
-        for layer in module.modules()
+        for layer in layers_of(module)
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm)
         for buffer in layer._buffers.values()
     )

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from ..layers import GroupNorm, Scaler, StaticBatchNorm, _InstanceNorm
 from ..normalization import ParametricNorm
 from ..preactresnet import MixedPool
+from ..traversal import named_layers
 
 
 class NoLaneKernelError(Exception):
@@ -128,7 +129,7 @@ class TraceRecorder(TorchFunctionMode):
     def leaves(self, layers: nn.Module) -> Iterator[None]:
         """Record known layers as a whole."""
         held = []
-        for name, layer in layers.named_modules():
+        for name, layer in named_layers(layers):
             self.layer_names[id(layer)] = name
             record = next((r for forward, r in LEAVES.items() if type(layer).forward is forward), None)
             if record is not None:
