@@ -337,6 +337,18 @@ def test_compare_duplicate_arm_name_is_refused(fedloom, write):
     assert "line" in result.issues[0].message
 
 
+@pytest.mark.parametrize("verb", ["check", "compare"])
+def test_compare_arm_named_like_the_recipes_method_is_refused_with_a_name_that_works(verb, fedloom, write, line_of):
+    path = write(with_arms(fedrolex="heterofl"))
+    result = fedloom(verb, "my.toml")
+    (issue,) = result.issues
+    assert (result.code, issue.where) == (4, f"my.toml:{line_of(path, '[compare]')}")
+    assert "the recipe itself is the arm of that name, after its method" in issue.message
+    assert "'heterofl-2'" in issue.message
+    write(with_arms(fedrolex="heterofl-2", **{"'heterofl-2'": "'fedrolex'"}))
+    assert fedloom("check", "my.toml").code == 0
+
+
 def test_compare_unsupported_arm_is_refused_at_its_line(fedloom, write, line_of, files):
     path = write(with_arms(**{"'fedrolex'": "'fedavg'"}))
     before = files()

@@ -1,10 +1,13 @@
-"""A known data set whose counts are not the published ones says so."""
+"""A known data set whose counts or content are not the published ones says so."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedloom.data import DATASET_INFO, DATASETS, describe_deviation, lookup_dataset_info
+from fedloom.data import DATASET_INFO, DATASETS, Dataset, Examples, describe_deviation, lookup_dataset_info
+from fedloom.data.catalog import CONTENTS
 
 
 @pytest.mark.parametrize("name", DATASET_INFO)
@@ -13,10 +16,42 @@ def test_describe_deviation_published_counts_are_not_mentioned(name: str) -> Non
     assert describe_deviation(name, {}, info.train, info.test, info.classes) == ""
 
 
+def deviation_of(name: str, dataset: Dataset) -> str:
+    counts = len(dataset.train), len(dataset.test), dataset.classes
+    return describe_deviation(name, {}, *counts, dataset.fingerprint)
+
+
 @pytest.mark.parametrize("name", ["digits", "fashion-mini"])
 def test_describe_deviation_bundled_sets_are_as_listed(name: str) -> None:
-    dataset = DATASETS[name]()
-    assert describe_deviation(name, {}, len(dataset.train), len(dataset.test), dataset.classes) == ""
+    assert deviation_of(name, DATASETS[name]()) == ""
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "pneumoniamnist"])
+def test_describe_deviation_published_files_are_as_listed(name: str, real_folder: Path) -> None:
+    assert name in CONTENTS
+    assert deviation_of(name, DATASETS[name](folder=real_folder)) == ""
+
+
+@pytest.mark.parametrize("change", ["pixel", "label", "order", "test"])
+def test_describe_deviation_names_other_content_of_published_counts(change: str) -> None:
+    dataset = DATASETS["digits"]()
+    x, y, test_x = (tensor.clone() for tensor in (dataset.train.x, dataset.train.y, dataset.test.x))
+    if change == "pixel":
+        x[700, 0, 4, 4] ^= 1
+    elif change == "label":
+        y[700] = (y[700] + 1) % 10
+    elif change == "order":
+        x, y = x.flip(0), y.flip(0)
+    else:
+        test_x[5, 0, 4, 4] ^= 1
+    other = replace(dataset, train=Examples(x, y), test=Examples(test_x, dataset.test.y))
+    words = "as many examples, but other ones, other labels or another order"
+    assert deviation_of("digits", other) == f"not digits as published: {words}"
+
+
+def test_describe_deviation_redivided_set_is_known_by_its_counts_only() -> None:
+    found = describe_deviation("mnist", {"test_share": 0.5}, 35_000, 35_000, 10, lambda: "another")
+    assert found == ""
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import AxisSlicer, Footprint, centered, find_footprint, leading, rolling, take_block
+from fedloom.footprints import AxisSlicer, Footprint, centered, find_footprint, leading, rolling, sampled, take_block
 from fedloom.models import Model
 
 
@@ -70,6 +71,20 @@ def test_rolling_all_offsets_cover_entries_equally() -> None:
     assert count.tolist() == [2.0] * 5
 
 
+def test_sampled_channels_are_distinct_ordered_and_the_same_in_layers_of_equal_width() -> None:
+    shapes = ({"a": torch.Size([3, 4]), "b": torch.Size([4, 3])}, {"a": torch.Size([7, 4]), "b": torch.Size([9, 7])})
+    found = set()
+    for seed in range(300):
+        footprint = find_footprint(
+            *shapes, sampled(lambda channels, seed=seed: np.random.default_rng([seed, channels]))
+        )
+        rows = covered(footprint, "a", 0, 7)
+        assert rows == sorted(set(rows)) == covered(footprint, "b", 1, 7)
+        assert covered(footprint, "a", 1, 4) == [0, 1, 2, 3] and len(covered(footprint, "b", 0, 9)) == 4
+        found.add(tuple(rows))
+    assert len(found) == 35
+
+
 def test_find_footprint_names_of_one_model_are_not_covered() -> None:
     small = {"shared": torch.Size([2]), "mine": torch.Size([2])}
     large = {"shared": torch.Size([3]), "theirs": torch.Size([3])}
@@ -88,7 +103,7 @@ def test_read_slices_returns_views() -> None:
     assert read.stride() == whole.stride()
 
 
-@pytest.mark.parametrize("slicer", [leading, centered, rolling(2)])
+@pytest.mark.parametrize("slicer", [leading, centered, rolling(2), sampled(np.random.default_rng)])
 def test_read_every_slicer_is_differentiable(slicer: AxisSlicer) -> None:
     whole = torch.randn(3, 4, 5, requires_grad=True)
     footprint = find_footprint({"w": torch.Size([2, 4, 3])}, {"w": whole.shape}, slicer)
@@ -102,7 +117,7 @@ def test_read_every_slicer_is_differentiable(slicer: AxisSlicer) -> None:
     assert torch.equal(whole.grad, expected)
 
 
-@pytest.mark.parametrize("slicer", [leading, rolling(2)])
+@pytest.mark.parametrize("slicer", [leading, rolling(2), sampled(np.random.default_rng)])
 def test_read_leading_device_axis_is_kept(slicer: AxisSlicer) -> None:
     block = torch.randn(3, 4, 5)
     footprint = find_footprint({"w": torch.Size([2, 3])}, {"w": torch.Size([4, 5])}, slicer)

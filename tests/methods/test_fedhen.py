@@ -200,6 +200,25 @@ def test_noside_complex_device_does_not_train_exit_head(
             assert bits_equal(weight, start[name]) == untouched, (device.tier, name)
 
 
+def test_decouple_unused_exit_only_decays_and_changes_nothing_else(sim: Any, bits_equal: Callable[..., bool]) -> None:
+    """The complex net's exit gets no gradient: weight decay shrinks it, and the other weights do not depend on it."""
+    sim = replace(sim, optimizer=Sgd(0.1, momentum=0.9, weight_decay=0.1, clip_norm=1.0))
+    method, weights = Decouple(), sim.fleet.global_model.initial_weights(0)
+    unused = weights.keys() - sim.fleet.global_model.last_exit_weights()
+    assert unused and all(name.startswith("exit.") for name in unused)
+    other = {name: 3 * weight + 1 if name in unused else weight for name, weight in weights.items()}
+    first, second = (
+        method.round(method.start(sim.fleet, 0, start), sim.context(sim.engine(method)))["complex"]
+        for start in (weights, other)
+    )
+    for name, start in other.items():
+        if name in unused:
+            share = second[name] / start
+            assert float(share.min()) > 0.8 and float(share.max()) < 0.999
+        else:
+            assert bits_equal(first[name], second[name]) and not torch.equal(first[name], start)
+
+
 def test_fedhen_side_objective_leaves_complex_only_weights(sim: Any, meddling: Callable[..., Any]) -> None:
     """After one step, which shows the gradient alone; a simple device trains the same way in both methods."""
     sim = replace(sim, schedule=Schedule(100), optimizer=Sgd(0.5))

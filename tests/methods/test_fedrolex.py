@@ -70,6 +70,30 @@ def test_fedrolex_random_window_is_drawn_by_tier_and_round(scripted: Callable[..
     assert starts == {"large": {0}, "middle": set(range(6)), "small": set(range(6))}
 
 
+@pytest.mark.usefixtures("double")
+def test_fedrolex_sampled_channels_are_a_subnetwork_drawn_by_tier_and_round(scripted: Callable[..., Any]) -> None:
+    """Every device's outputs are those of the full model with the units it lacks set to zero; all sets occur."""
+    fleet, x, method = fleet_of(6), torch.randn(5, 3), FedRolex(window="sampled")
+    weights = {name: torch.randn(shape) for name, shape in fleet.global_model.shapes().items()}
+    seen: dict[str, set[tuple[int, ...]]] = {tier: set() for tier in SIDES}
+    for number in range(1, 121):
+        found: dict[str, set[tuple[int, ...]]] = {tier: set() for tier in SIDES}
+        for device, inbox in asked(method, fleet, {"weights": weights}, number, scripted).items():
+            hidden = x
+            for layer in range(3):
+                bias = weights[f"{2 * layer}.bias"]
+                silence = torch.isin(bias, inbox["weights"][f"{2 * layer}.bias"])
+                made = hidden @ weights[f"{2 * layer}.weight"].T + bias
+                hidden = made if layer == 2 else made.tanh() * silence
+                if layer == 1:
+                    found[device.tier].add(tuple(silence.nonzero().flatten().tolist()))
+            own = {name: tensor[None] for name, tensor in inbox["weights"].items()}
+            assert torch.allclose(device.model(own, x[None], StepSeeds((0,))).logits[0], hidden, atol=1e-12)
+        assert all(len(sets) == 1 for sets in found.values())
+        seen = {tier: seen[tier] | sets for tier, sets in found.items()}
+    assert {tier: len(sets) for tier, sets in seen.items()} == {"large": 1, "middle": 15, "small": 20}
+
+
 def test_fedrolex_windows_cover_weights_equally(scripted: Callable[..., Any]) -> None:
     """Over a full cycle of twelve rounds: layers of four and of six units."""
     fleet = fleet_of(3)

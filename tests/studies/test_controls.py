@@ -210,6 +210,15 @@ def test_build_arms_refuses_names_of_controls(prepared):
         build_arms(loaded, Registries(), fleet, [])
 
 
+def test_build_arms_file_named_like_the_method_is_refused_with_the_reason(prepared):
+    loaded, fleet = prepared()
+    with pytest.raises(RecipeError) as caught:
+        build_arms(loaded, Registries(), fleet, [], {"heterofl": loaded})
+    (problem,) = caught.value.issues
+    assert problem.message == "there is an arm 'heterofl' already: the recipe itself, named after its method"
+    assert problem.hint == "give the file another name"
+
+
 def test_served_models_of_untrained_tiers_are_the_largest_trained(prepared):
     """A device cannot run a model larger than that of its own tier."""
     _, fleet = prepared()

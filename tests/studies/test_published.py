@@ -112,7 +112,7 @@ def test_claim_list_is_complete() -> None:
     by_paper = Counter(claim.paper for claim in CLAIMS.claims)
     assert CLAIMS.seeds == 5
     assert by_paper == {
-        "FedHeN": 17, "HeteroFL": 20, "FedSup": 24, "FedHeNN": 16, "FedIN": 11, "SCAFFOLD": 1, "FedDyn": 1,
+        "FedHeN": 17, "HeteroFL": 21, "FedSup": 27, "FedHeNN": 16, "FedIN": 11, "SCAFFOLD": 1, "FedDyn": 1,
         "FedProto": 2, "FML": 1, "FedGH": 1, "FedTGP": 2, "DepthFL": 12, "ScaleFL": 3, "FIARSE": 4, "InclusiveFL": 2,
     }  # fmt: skip
 
@@ -257,6 +257,25 @@ def test_heterofl_quoted_baselines_are_as_in_their_code() -> None:
     for name in ("table1_iid", "table1_noniid_two-labels", "table2_iid", "table2_noniid_two-labels"):
         for method in ("standalone", "lgfedavg"):
             assert ROWS[f"heterofl_{name}_{method}"].numbers[-1][0].candidate == "report_paper"
+
+
+def test_heterofl_wikitext2_is_trained_and_evaluated_as_in_its_code() -> None:
+    """Perplexity is of batches of one window of every test row; windows in order; encoder layers that start alike."""
+    recipe = load(RECIPES / "papers" / "heterofl_wikitext2.toml", Registries()).recipe.document()
+    data, training = recipe["data"], recipe["training"]
+    assert (data["test_order"], data["test_rows"], recipe["evaluation"]["batch_size"]) == ("columns", 10, 10)
+    assert (training["shuffle"], training["batch_size"]) == (False, 1)
+    assert recipe["model"]["identical_layers"]
+
+
+def test_published_best_rounds_are_among_all_of_the_last_fifth() -> None:
+    """The papers' codes evaluate every round."""
+    best = [row for row in ROWS.values() if any(number.selection.startswith("best") for number, _ in row.numbers)]
+    settings = {(row.recipe, tuple(one for one in row.changes if one.startswith("evaluation."))) for row in best}
+    assert len(best) > 300 and len(settings) > 8
+    for path, changes in settings:
+        evaluation = load(path, Registries(), changes).recipe.evaluation
+        assert evaluation.every == 1 or evaluation.dense_last >= 0.2, (path, changes)
 
 
 def test_read_published_levels_become_tiers(tmp_path: Path) -> None:

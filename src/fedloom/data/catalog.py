@@ -61,8 +61,15 @@ def lookup_dataset_info(name: str, settings: Mapping[str, Any]) -> DatasetInfo |
     return by_settings[name](**settings) if name in by_settings else info
 
 
-def describe_deviation(name: str, settings: Mapping[str, Any], train: int, test: int, classes: int) -> str:
-    """How a data set differs in its counts from the one that papers use, in words; "" if it does not, or is not known.
+def describe_deviation(
+    name: str,
+    settings: Mapping[str, Any],
+    train: int,
+    test: int,
+    classes: int,
+    fingerprint: Callable[[], str] | None = None,
+) -> str:
+    """How a data set differs from the one that papers use, in words; "" if it does not, or is not known.
 
     Published numbers say nothing about a set that is cut or changed, so wherever they are shown, this is shown too.
 
@@ -73,6 +80,8 @@ def describe_deviation(name: str, settings: Mapping[str, Any], train: int, test:
     train : the training examples that were read.
     test : the test examples that were read.
     classes : the classes that were read.
+    fingerprint : gives the sha256 of what was read; asked for if the counts are the published ones and the content is
+        known. None: only counts are compared.
     """
     info = lookup_dataset_info(name, settings)
     if info is None:
@@ -84,6 +93,9 @@ def describe_deviation(name: str, settings: Mapping[str, Any], train: int, test:
         counts = {"examples": (train + test, info.train + info.test)}
     counts["classes"] = classes, info.classes
     unlike = [f"{found:,} {what} instead of {known:,}" for what, (found, known) in counts.items() if found != known]
+    content = "" if redivided else CONTENTS.get(name, "")
+    if not unlike and content and fingerprint is not None and fingerprint() != content:
+        unlike = ["as many examples, but other ones, other labels or another order"]
     return f"not {name} as published: {', '.join(unlike)}" if unlike else ""
 
 
@@ -152,6 +164,16 @@ DATASET_INFO: dict[str, DatasetInfo] = {
     "sentiment140": _sentiment140(),
     "ucihar": _ucihar(),
 }
+
+CONTENTS: dict[str, str] = {
+    "digits": "c8958ba3623bb2a242faae71248836ffd83fe1b8b7df1d5e0ee22a573aa3c04d",
+    "fashion-mini": "44bf2fd19a9192c8d69f6decfe578f94d61432246d16a3afb6538f5af8a85249",
+    "mnist": "05ab87c0464c87c8da6806c37a139b26b94c5fd43ab5ec5eb8c7169feae6a159",
+    "fashion-mnist": "023af56f2df4044caed94170ad349e6b65f89b25f8a145855f0c7aaaf8e51fa2",
+    "cifar10": "44ec2972b7f45f486f222e79ddfe83dbacbc4688e5859ca924e2dba2481d2c2d",
+    "pneumoniamnist": "9788d11e0877c16ef7fb81c716f250b47b6ff9914e29d0de1174cb8f8fd3256f",
+}
+"""The fingerprint of a data set's examples and labels, in the order of its published files, where it is known."""
 
 
 REDIVIDED = ("mnist", "fashion-mnist")

@@ -14,6 +14,9 @@ from .method import Method, MethodInfo, train_on_labels
 class Decouple(Method):
     """Decouple: a separate FedAvg for each tier, so that devices learn only from devices of their own size.
 
+    A device trains its last exit. A net's earlier exits are sent and averaged with it but get no gradient: only weight
+    decay moves them, and nothing that is evaluated depends on them.
+
     Parameters
     ----------
     report : whether to evaluate also the mean of each device's last upload, as the figures of FedHeN's paper do; the

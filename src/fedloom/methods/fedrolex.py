@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..fleet import Fleet, RoundContext, Tier
-from ..footprints import ClientUpdate, Footprint, find_footprint, rolling
+from ..footprints import ClientUpdate, Footprint, find_footprint, rolling, sampled
 from ..models.axes import axis_pairs
 from ..seeds import SAMPLED_WINDOW, generator
 from ..tensors import Parcel
@@ -23,14 +23,15 @@ class FedRolex(Method):
     ----------
     weighting : the weight of a device in the average: the same for all, or the number of its examples.
     window : where the window of a round begins: "rolling", as published; "random": each tier draws a channel anew every
-        round, the uniformly sampled subnetworks that HeteroFL (section 3) found worse than its leading ones.
+        round. "sampled": no window; each tier draws its channels anew every round, the same ones in layers of equal
+        width: the uniformly sampled subnetworks that HeteroFL (section 3.1) found worse than its leading ones.
     """
 
     info = MethodInfo(paper="Alam et al., NeurIPS 2022", uploads="weights of the device's window, example count")
     train = train_on_labels
 
     weighting: Literal["uniform", "examples"] = "uniform"
-    window: Literal["rolling", "random"] = "rolling"
+    window: Literal["rolling", "random", "sampled"] = "rolling"
 
     def round(self, server: Parcel, context: RoundContext) -> Parcel:
         fleet = context.fleet
@@ -42,10 +43,12 @@ class FedRolex(Method):
         return {"weights": context.aggregate(server["weights"], updates)}
 
     def aggregation_footprint(self, tier: Tier, fleet: Fleet, round_number: int) -> Footprint:
-        start = round_number - 1
+        slicer = rolling(round_number - 1)
         if self.window == "random":  # far beyond any number of channels, around which it wraps
-            start = int(generator(fleet.seed, SAMPLED_WINDOW, round_number, tier.name).integers(2**31))
-        return find_footprint(tier.model.shapes(), fleet.global_model.shapes(), rolling(start))
+            slicer = rolling(int(generator(fleet.seed, SAMPLED_WINDOW, round_number, tier.name).integers(2**31)))
+        if self.window == "sampled":
+            slicer = sampled(lambda channels: generator(fleet.seed, SAMPLED_WINDOW, round_number, tier.name, channels))
+        return find_footprint(tier.model.shapes(), fleet.global_model.shapes(), slicer)
 
     def check_fleet(self, fleet: Fleet) -> str | None:
         """A layer after a flattened map has several inputs per channel, which would have to roll together.

@@ -116,7 +116,7 @@ def _add_known(dataset: Dataset, loaded: LoadedRecipe) -> Dataset:
     names = dataset.class_names or LABEL_NAMES.get(data.dataset, ())
     return replace(
         dataset,
-        deviation=describe_deviation(data.dataset, data.settings, *counts),
+        deviation=describe_deviation(data.dataset, data.settings, *counts, dataset.fingerprint),
         class_names=names if len(names) == dataset.classes else (),
     )
 

@@ -74,9 +74,9 @@ def build_arms(
             arms[name] = _check_pairing(loaded, name, load(loaded.recipe.document(), registries, changes), LENGTH_KEYS)
     for name, other in beside.items():
         if name in arms:
-            raise loaded.error(
-                RecipeIssue((), "ARM_NAME", f"there is an arm {name!r} already", "give the file another name")
-            )
+            of_recipe = ": the recipe itself, named after its method" if name == loaded.recipe.method.name else ""
+            message = f"there is an arm {name!r} already{of_recipe}"
+            raise loaded.error(RecipeIssue((), "ARM_NAME", message, "give the file another name"))
         arms[name] = _check_pairing(loaded, name, other)
     plain = _with_control_changes(loaded, registries) if controls else loaded
     for name in controls:
