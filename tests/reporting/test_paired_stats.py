@@ -2,11 +2,14 @@
 
 import math
 import statistics
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fedloom.evaluation import Row
 from fedloom.reporting import Arm, ServedModel, compare_overall, compute_difference, summarize_arms, write_verdict
+from fedloom.runs.correct_examples import CorrectExamples
 
 TIERS = ["large", "small"]
 SHARES = {"large": 0.25, "small": 0.75}
@@ -268,3 +271,89 @@ def test_compare_overall_has_the_rule_of_single_tiers(gains: list[float], exampl
 def test_compare_overall_with_unevaluated_tier_is_none() -> None:
     this, other = runs_of("this", [{"a": 1.0}]), runs_of("other", [{"a": float("nan")}])
     assert compare_overall(this, other, {"a": 1.0}, "local", 100) is None
+
+
+def arm_with_examples(name, flags, data="digits", number=2, serving=None):
+    """An arm whose models of both sizes get these test examples right, seed by seed."""
+    runs = [run_of({tier: 100 * float(np.mean(one)) for tier in TIERS}) for one in flags]
+    correct = [
+        CorrectExamples(number, data, {("server", tier): np.array(one, bool) for tier in TIERS}) for one in flags
+    ]
+    return Arm(name, serving or OWN, runs, correct=correct)
+
+
+def draw_flags(seeds, examples=400, share=0.1):
+    """Hard and easy examples, the same for two arms that differ on few of them."""
+    draw = np.random.default_rng(0)
+    easy = draw.random(examples) < 0.7
+    theirs = [easy ^ (draw.random(examples) < 0.05) for _ in range(seeds)]
+    return [one | (draw.random(examples) < share) for one in theirs], theirs
+
+
+def test_difference_of_known_examples_has_the_standard_error_of_the_mean_difference():
+    ours, theirs = draw_flags(3)
+    found = compute_difference(
+        arm_with_examples("this", ours), arm_with_examples("other", theirs), "large", "global", 400
+    )
+    gaps = [
+        100 * statistics.fmean(int(a[i]) - int(b[i]) for a, b in zip(ours, theirs, strict=True)) for i in range(400)
+    ]
+    by_seed = [100 * (float(np.mean(a)) - float(np.mean(b))) for a, b in zip(ours, theirs, strict=True)]
+    of_examples, of_seeds = statistics.stdev(gaps) / math.sqrt(400), statistics.stdev(by_seed) / math.sqrt(3)
+    assert found.noise == pytest.approx(2 * math.hypot(of_examples, of_seeds))
+    assert found.mean == pytest.approx(statistics.fmean(by_seed))
+    unknown = compute_difference(
+        replace(arm_with_examples("this", ours), correct=()), arm_with_examples("other", theirs), "large", "global", 400
+    )
+    assert found.noise < unknown.noise / 2
+    assert found.beyond_noise and not unknown.beyond_noise
+
+
+def test_difference_of_equal_models_has_no_noise_of_examples():
+    ours, _ = draw_flags(4)
+    found = compute_difference(
+        arm_with_examples("this", ours), arm_with_examples("other", ours), "small", "global", 400
+    )
+    assert (found.mean, found.noise, found.beyond_noise) == (0.0, 0.0, False)
+
+
+def test_difference_on_average_device_weighs_examples_by_tier():
+    ours, theirs = draw_flags(3)
+    this, other = arm_with_examples("this", ours), arm_with_examples("other", theirs, serving=SMALL_ONLY)
+    for one in this.correct:
+        one.by_model["server", "small"] = one.by_model["server", "large"] & (np.arange(400) % 5 > 0)
+    overall = compare_overall(this, other, SHARES, "global", 400)
+    mean = [np.mean([one.by_model["server", tier] for one in this.correct], axis=0) for tier in TIERS]
+    gaps = 100 * (0.25 * mean[0] + 0.75 * mean[1] - np.mean(theirs, axis=0))
+    by_seed = [100 * float(np.mean(a)) - 100 * float(np.mean(b)) for a, b in zip(ours, theirs, strict=True)]
+    of_examples, of_seeds = float(np.std(gaps, ddof=1)) / 20, statistics.stdev(by_seed) / math.sqrt(3)
+    assert overall is not None
+    assert overall.noise == pytest.approx(2 * math.hypot(of_examples, of_seeds))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": "other data"},
+        {"number": 1},  # of an earlier round than the last row
+        {"flags": 2},  # with two seeds chance is not known
+        {"test": "local"},
+        {"missing": "server"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_difference_of_unknown_or_other_examples_is_as_of_independent_ones(change):
+    ours, theirs = draw_flags(change.get("flags", 3))
+    this, other = (
+        arm_with_examples("this", ours),
+        arm_with_examples("other", theirs, change.get("data", "digits"), change.get("number", 2)),
+    )
+    if "missing" in change:
+        del other.correct[1].by_model["server", "large"]
+    test = change.get("test", "global")
+    if test == "local":
+        this, other = (
+            replace(one, runs=[[replace(r, test="local") for r in run] for run in one.runs]) for one in (this, other)
+        )
+    plain = (replace(one, correct=()) for one in (this, other))
+    assert compute_difference(this, other, "large", test, 400) == compute_difference(*plain, "large", test, 400)

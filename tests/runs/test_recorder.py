@@ -40,7 +40,7 @@ def test_run_folder_has_expected_files(finished):
     found = [path.relative_to(run.folder) for path in run.folder.rglob("*") if path.is_file()]
     assert Path("checkpoints/LATEST") in found
     assert sorted(str(path) for path in found if path.parts[0] != "checkpoints") == [
-        "cka.json", "events.jsonl", "fleet.json", "manifest.json", "models/large.safetensors",
+        "cka.json", "correct.json", "events.jsonl", "fleet.json", "manifest.json", "models/large.safetensors",
         "models/small.safetensors", "participation.jsonl", "partition.json", "recipe.toml", "rows.jsonl",
         "timings.jsonl",
     ]  # fmt: skip

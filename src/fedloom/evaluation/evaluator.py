@@ -68,6 +68,7 @@ class Evaluator:
     seed : of the run, from which the order of test examples is drawn for batch-dependent models.
     devices_compute : metrics of personal models: whether devices upload values instead of predictions.
     filled : statistics that are known already, by target.
+    correct : which examples of the global test set the last evaluation's models get right, by target and tier.
     """
 
     dataset: Dataset
@@ -83,6 +84,7 @@ class Evaluator:
     seed: int = 0  # of the run, from which the order of test examples is drawn for batch-dependent models
     devices_compute: bool = False  # metrics of personal models: devices upload values instead of predictions
     filled: dict[str, FilledStatistics] = field(default_factory=dict, compare=False)  # by target
+    correct: dict[tuple[str, str], Tensor] = field(default_factory=dict, compare=False)  # by target and tier
 
     def rows(
         self,
@@ -312,6 +314,8 @@ class Evaluator:
                 return Row(round_number, name, tier.name, device, test, metric, value)
 
             if "global" in self.tests:
+                if self.task.has_class_labels:
+                    self.correct[name, tier.name] = is_correct(logits[tier], labels)
                 for metric in self._global_metrics:
                     for key, value in predicted_values(metric, logits[tier], labels).items():
                         yield row("global", key, value)

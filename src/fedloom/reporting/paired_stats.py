@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from ..evaluation import Row
 from ..evaluation.metrics import NOTHING_DECLARED, MetricInfo, UndeclaredDirection, metric_info
+from ..runs.correct_examples import CorrectExamples, Flags
 from ..wording import format_number, join_words, pluralize
 
 
@@ -209,6 +212,7 @@ class Arm:
     metric: ComparedMetric = ACCURACY
     macs: Mapping[str, int] = field(default_factory=dict)  # per example, by tier
     failed: frozenset[int] = frozenset()  # indices of runs that failed; their last value does not count
+    correct: Sequence[CorrectExamples | None] = ()  # which test examples its models get right in the end, by seed
 
     def curves(self, tier: str, test: str) -> list[list[Row]]:
         """Rows of the model that devices of this tier end up with, by seed and evaluation."""
@@ -229,6 +233,24 @@ class Arm:
         """The last value, not the best, by seed."""
         values = [curve[-1].value if curve else math.nan for curve in self.curves(tier, test)]
         return [math.nan if index in self.failed else value for index, value in enumerate(values)]
+
+    def correct_examples(self, tier: str, test: str) -> list[Flags] | None:
+        """Which test examples the final model gets right, by seed; None unless that is known of all of them."""
+        if test != GLOBAL_TEST or self.metric != ACCURACY or len(self.correct) != len(self.runs) or self.failed:
+            return None
+        found = []
+        for known, curve in zip(self.correct, self.curves(tier, test), strict=True):
+            last = curve[-1] if curve else None
+            flags = known.by_model.get((last.candidate, last.tier)) if known and last else None
+            if flags is None or known is None or last is None or known.round != last.round:
+                return None
+            found.append(flags)
+        return found
+
+    @property
+    def test_data(self) -> set[str]:
+        """The fingerprints of the data sets that its runs were tested on."""
+        return {known.data for known in self.correct if known is not None}
 
     def worst_tier_values(self, test: str) -> list[float]:
         """Final value of the worst tier, by seed; NaN if some devices cannot run their model."""
@@ -324,22 +346,63 @@ def compute_difference(this: Arm, other: Arm, tier: str, test: str, examples: in
     A difference is beyond noise if every seed has the same sign and, with fewer than five seeds, the mean exceeds two
     standard errors: those of the test set of `examples`, which all seeds share, and of the seeds.
     """
-    return paired_difference(tier, this, other, this.final_values(tier, test), other.final_values(tier, test), examples)
+    values = this.final_values(tier, test), other.final_values(tier, test)
+    of_test = error_of_examples((this, {tier: 1.0}), (other, {tier: 1.0}), test)
+    return paired_difference(tier, this, other, *values, examples, of_test)
+
+
+ArmPart = tuple[Arm, Mapping[str, float]]
+"""An arm, and how much each of its tiers counts."""
+
+
+def error_of_examples(first: ArmPart, second: ArmPart, test: str) -> float | None:
+    """The standard error of the difference of two arms that is due to the choice of test examples, in points.
+
+    Both arms and all seeds are tested on the same examples, so it is that of the mean difference on an example; that
+    each arm is right in as many examples as another would overstate it. It takes three seeds: the examples on which two
+    models differ by chance are others with every seed. None if it is not known which examples the models get right.
+    """
+    (this, _), (other, _) = first, second
+    if len(this.runs) < MIN_SEEDS or len(this.test_data | other.test_data) != 1:
+        return None
+    left, right = (_mean_correct(arm, shares, test) for arm, shares in (first, second))
+    if left is None or right is None:
+        return None
+    return 100 * float(np.std(left - right, ddof=1)) / math.sqrt(len(left))
+
+
+def _mean_correct(arm: Arm, shares: Mapping[str, float], test: str) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+    """How often an example is predicted correctly, over seeds and, by their shares, over tiers."""
+    total: Any = 0.0
+    for tier, share in shares.items():
+        flags = arm.correct_examples(tier, test)
+        if flags is None:
+            return None
+        total = total + share * np.mean(flags, axis=0)
+    return np.asarray(total)
 
 
 def paired_difference(
-    tier: str, this: Arm, other: Arm, first: Sequence[float], second: Sequence[float], examples: float
+    tier: str,
+    this: Arm,
+    other: Arm,
+    first: Sequence[float],
+    second: Sequence[float],
+    examples: float,
+    of_test: float | None = None,
 ) -> Difference:
     """Compare values of two arms, paired by seed, by the rule of `compute_difference`.
 
-    `examples` of math.inf leaves the noise to the seeds alone, of which it takes at least three to know it.
+    `examples` of math.inf leaves the noise to the seeds alone, of which it takes at least three to know it. `of_test`:
+    the standard error due to the test examples; None: as if both arms had been tested on examples of their own.
     """
     metric, pairs = this.metric, list(zip(first, second, strict=True))
     differences = [one - two for one, two in pairs]
     mean = statistics.fmean(differences)
     level = statistics.fmean(value for pair in pairs for value in pair)
     of_seeds = mean_and_std(differences)["std"] / math.sqrt(len(differences))
-    of_test = math.sqrt(2) * metric.standard_error(level, examples)
+    if of_test is None:
+        of_test = math.sqrt(2) * metric.standard_error(level, examples)
     is_known = of_test or len(differences) >= MIN_SEEDS
     noise = 2 * math.hypot(of_test, of_seeds) if is_known else math.inf
     same_sign = all(map(is_positive, differences)) or all(map(is_negative, differences))
@@ -354,7 +417,8 @@ def compare_overall(this: Arm, other: Arm, shares: Mapping[str, float], test: st
     first, second = (_fleet_values(arm, shares, test) for arm in (this, other))
     if any(map(math.isnan, (*first, *second))):
         return None
-    return paired_difference("", this, other, first, second, examples)
+    of_test = error_of_examples((this, this.shares or shares), (other, other.shares or shares), test)
+    return paired_difference("", this, other, first, second, examples, of_test)
 
 
 def _fleet_values(arm: Arm, shares: Mapping[str, float], test: str) -> list[float]:

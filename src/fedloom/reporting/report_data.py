@@ -13,6 +13,7 @@ from ..evaluation.metrics import MetricInfo, UndeclaredDirection
 from ..files import read_json_lines
 from ..methods import headline_test
 from ..registry import suggest
+from ..runs.correct_examples import CorrectExamples, read_correct
 from ..runs.folder import MANIFEST, evaluated_tests, read_manifest, read_metrics, read_rows
 from .paired_stats import Arm, ComparedMetric, ServedModel, metric_of, other_test
 from .search import SearchRecord, read_searches
@@ -76,6 +77,11 @@ class RunReader:
     @cached_property
     def cka(self) -> list[dict[str, Any]]:
         return _read_json(self.folder / "cka.json") or []
+
+    @cached_property
+    def correct(self) -> CorrectExamples | None:
+        """Which test examples its models get right in the end; None if that is not known."""
+        return read_correct(self.folder)
 
     @cached_property
     def metrics(self) -> dict[str, MetricInfo]:
@@ -303,11 +309,13 @@ def _with_measurements(arm: Arm, readers: Sequence[RunReader], metric: str | Non
     failed = frozenset(at for at, reader in enumerate(readers) if reader.manifest["status"] == "failed")
     declared = readers[0].metrics if readers else {}
     compared = metric_of((row for rows in runs for row in rows), declared, metric)
-    return replace(arm, runs=runs, metric=compared, macs=macs, failed=failed)
+    correct = [reader.correct for reader in readers]
+    return replace(arm, runs=runs, metric=compared, macs=macs, failed=failed, correct=correct)
 
 
 def _limit_seeds(group: Group, seeds: int) -> Group:
-    return Group(replace(group.arm, runs=group.arm.runs[:seeds]), group.readers[:seeds])
+    arm = replace(group.arm, runs=group.arm.runs[:seeds], correct=group.arm.correct[:seeds])
+    return Group(arm, group.readers[:seeds])
 
 
 def _combine_runs(folders: Sequence[Path], test: str | None, metric: str | None) -> ReportData:

@@ -20,6 +20,7 @@ from ..placement import hardware_name
 from ..recipe.load import dumps
 from ..tensors import Parcel, fingerprint
 from .checkpoint import FOLDER, Checkpoint, CheckpointPolicy, Checkpoints
+from .correct_examples import CORRECT_FILE, describe_correct
 from .experiment import Experiment
 from .final_models import CKA_FILE, compute_tier_cka, save_models
 from .folder import FLEET_FILE, RunWriter, peak_memory, read_rows
@@ -147,6 +148,8 @@ class Recorder:
         figures = [row for row in read_rows(self.writer.folder) if row.round == self.last and not row.candidate]
         rows = evaluate_if_due(self.experiment, self.server, self.last, last)
         self.writer.replace_rows(self.last, [*rows, *figures])
+        if last:
+            self._write_correct(self.last)
         # the checkpoint on disk has a recipe with another number of rounds
         self.policy.replace(self._checkpoint(self.last), self._score(tuple(rows)))
 
@@ -157,10 +160,17 @@ class Recorder:
         self.writer.write_events({"round": number, **asdict(refusal)} for number, refusal in in_order)
         self.writer.write_participation(result.participation)
         self.writer.write_timings([self._timing(result)])
+        if result.number >= result.of:
+            self._write_correct(result.number)
         self.replied += result.traffic.replied
         self.server, self.last = result.server, result.number
         self.policy.after(self._checkpoint(result.number), self._score(result.rows))
         self.commits = self.experiment.client_states.commits  # last: an interruption before it must not save
+
+    def _write_correct(self, number: int) -> None:
+        correct = self.experiment.evaluator.correct
+        if correct:
+            self.writer.write_document(CORRECT_FILE, describe_correct(number, correct))
 
     def _checkpoint(self, number: int) -> Checkpoint:
         states = self.experiment.client_states

@@ -28,6 +28,7 @@ from ..reporting.search import SEARCH_FOLDER, read_searches, search_sentence
 from ..reporting.tables import DESCRIPTION_FILE, DESCRIPTION_FORMAT, ComparisonResult, ComparisonTerms, conclude
 from ..reporting.targets import BudgetUnit, budget_lines, limit_to_budget
 from ..runs.build import assemble
+from ..runs.correct_examples import read_correct
 from ..runs.data import data_spec_of
 from ..runs.experiment import Experiment
 from ..runs.faults import NoQuorum
@@ -295,6 +296,7 @@ class Comparison:
             self._metric(name, (row for rows in runs for row in rows)),
             {tier.name: compute_cost(tier.model).macs for tier in fleet.tiers},
             frozenset(index for index, status in enumerate(statuses) if status == "failed"),
+            [read_correct(folder) for folder in self.folders(name)] if read else [],
         )
 
 
