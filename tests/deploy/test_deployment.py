@@ -1,8 +1,10 @@
 """A real fleet without its processes: folder, keys, identification of devices, tier assignment, supervision."""
 
 import datetime
+import inspect
 import json
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -468,3 +470,51 @@ def test_measure_bandwidth_is_added_once_the_server_answers(tmp_path: Path, monk
         monkeypatch.setattr(device, "measure_bandwidth", lambda _, bandwidth=bandwidth: bandwidth)
         supervisor._measure(tmp_path)
         assert json.loads(file.read_text()) == {"memory": 5.0, **expected}
+
+
+@dataclass
+class FakeSuperNode:
+    """A SuperNode that only logs. Its calls are recorded."""
+
+    log: Path
+    calls: list[str] = field(default_factory=list)
+
+    def restart_if_ended(self) -> None:
+        self.calls.append("check")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def write(self, text: str) -> None:
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def test_device_supervisor_restarts_a_supernode_whose_replies_would_be_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once only; what was logged before the supervisor started, and replies that are ignored, do not count."""
+    enroll_fleet(tmp_path, "127.0.0.1:1", "one", secure=False)
+    ignoring = f"INFO : Run ID 5 is not in `RUNNING` status. {device.WITHDRAWN}0abc.\n"
+    node = FakeSuperNode(tmp_path / "log")
+    node.write(ignoring)
+    logged = iter(["Run ID 5 is not in `RUNNING` status. Ignoring reply message 0abc.\n", ignoring[:40], ignoring[40:]])
+
+    def sleep(seconds: float) -> None:
+        text = next(logged, None)
+        if text is None:
+            raise KeyboardInterrupt
+        node.write(text)
+
+    monkeypatch.setattr(device, "SupervisedProcess", lambda *_: node)
+    monkeypatch.setattr(device, "check_server", lambda _: False)
+    monkeypatch.setattr(DeviceSupervisor, "_measure", lambda *_: None)
+    monkeypatch.setattr(device.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        DeviceSupervisor(read_bundle(tmp_path / "devices" / "one"), {}).run()
+    assert node.calls == ["check", "check", "check", "stop", "check", "stop"]
+
+
+def test_device_supervisor_knows_what_flower_logs_of_withdrawn_messages() -> None:
+    source = inspect.getsource(pytest.importorskip("flwr.supernode.start_client_internal"))
+    assert source.count(device.WITHDRAWN) == 1

@@ -17,6 +17,8 @@ from fedloom.data import DATASETS, Dataset, Partition
 from fedloom.deploy.remote import attach_engine, attach_flower, build_node_registry
 from fedloom.deploy.runtime import build_runtime, describe_device
 from fedloom.flower.client_state import ClientStateFiles
+from fedloom.flower.engine import Flower
+from fedloom.flower.nodes import REPLY_TIMEOUT
 from fedloom.recipe.errors import RecipeError
 from fedloom.recipe.load import load
 from fedloom.recipe.registries import Registries
@@ -188,6 +190,16 @@ def test_attach_flower_devices_with_own_data_equal_a_partition_of_it(tmp_path: P
         if row.test == "local" and row.metric == "accuracy" and row.device
     }
     assert actual == expected != {}
+
+
+@pytest.mark.parametrize(("deadline", "seconds"), [(None, REPLY_TIMEOUT), (1.0, REPLY_TIMEOUT), (9e3, 9e3)])
+def test_attach_flower_waits_for_busy_devices_until_the_deadline(
+    deadline: float | None, seconds: float, tmp_path: Path
+) -> None:
+    """After the server was restarted, they first finish what they were asked before."""
+    document = {**chaos.recipe("heterofl", 1), "engine": {"kind": "flower"}}
+    engine = build_experiment({**document, "faults": {"deadline": deadline} if deadline else {}}, tmp_path).engine
+    assert isinstance(engine, Flower) and engine.nodes.reply_timeout == seconds
 
 
 @pytest.mark.parametrize(

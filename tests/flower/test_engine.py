@@ -1,7 +1,7 @@
 """Devices that are late, busy, gone, broken or new are reported, and busy ones get no further request."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from flwr.app import Message
 from fedloom.engines import Compression, ServerEnd
 from fedloom.engines.compression import HalfPrecision, float16
 from fedloom.fleet import Channel, Request, RoundContext
-from fedloom.flower import engine as engine_module
-from fedloom.flower import messages, nodes
 from fedloom.flower.engine import LEAST_LINGER, Flower, _Asking
 from fedloom.methods.heterofl import HeteroFL
 from fedloom.methods.standalone import Standalone
 from fedloom.tensors import fingerprint
 from tests.in_memory_grid import FIRST_NODE, connect, grid_of
+from tests.still_clock import Clock, stop_clock
 
 SIZES = (8, 5, 9, 8)
 METHOD = HeteroFL()
@@ -36,25 +35,9 @@ def engine(tiny_world: Any, tmp_path: Path) -> Flower:
     return engine
 
 
-@dataclass
-class Clock:
-    """Advances only while the server waits, so that no test depends on the speed of the machine."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += 1.0
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (messages, nodes, engine_module):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return stop_clock(monkeypatch)
 
 
 def run_round(tiny_world: Any, engine: Any, number: int, **limits: Any) -> RoundContext:

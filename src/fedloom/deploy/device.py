@@ -16,7 +16,7 @@ from ..analysis.planning import probe
 from ..files import write_atomic
 from ..flower.versions import VERSION, explain_versions, is_compatible
 from ..recipe.errors import recipe_error
-from .processes import SupervisedProcess, find_free_port, flower_environment
+from .processes import LogReader, SupervisedProcess, find_free_port, flower_environment
 from .proxy import ECHO, HELLO, KEY_HEADER
 from .registry import KEYGEN, DeviceBundle
 
@@ -28,6 +28,9 @@ POLL_INTERVAL = 0.5  # seconds
 DAY = 86_400.0  # seconds
 WARN_SECONDS = 30 * DAY  # before a certificate ends
 HELLO_INTERVAL = DAY  # between two looks at the server's version and authority
+WITHDRAWN = "Ignoring message "
+"""What a SuperNode logs if a run ends while it receives a message of it. It executes the message all the same and keeps
+the reply, which it then sends in place of the next one: from then on every reply is late by one message."""
 
 
 @dataclass
@@ -44,6 +47,7 @@ class DeviceSupervisor:
         command = [*self._supernode_command(folder), "--port", str(find_free_port())]
         command += ["--node-config", self._node_config(folder)]
         node = SupervisedProcess(command, home / "flower-supernode.log", flower_environment(home), self._on_exit)
+        log = LogReader(node.log)
         logger.info("%s connects to %s", self.bundle.name, self.bundle.server)
         next_hello = time.monotonic() + HELLO_INTERVAL
         try:
@@ -52,6 +56,9 @@ class DeviceSupervisor:
                     next_hello += HELLO_INTERVAL
                     if check_server(self.bundle):
                         node.stop()  # the next start trusts the renewed authority
+                if any(WITHDRAWN in line for line in log.new_lines()):
+                    logger.info("a run ended while its message arrived; restarting the SuperNode")
+                    node.stop()
                 node.restart_if_ended()
                 time.sleep(POLL_INTERVAL)
         finally:

@@ -89,6 +89,27 @@ class SupervisedProcess:
 
 
 @dataclass
+class LogReader:
+    """Reads what programs add to a log."""
+
+    file: Path
+    _offset: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._offset = self.file.stat().st_size if self.file.exists() else 0
+
+    def new_lines(self) -> list[str]:
+        """Complete lines since the last call, or since the reader was created."""
+        if not self.file.exists():
+            return []
+        with self.file.open("rb") as file:
+            file.seek(self._offset)
+            lines = [line for line in file if line.endswith(b"\n")]
+        self._offset += sum(map(len, lines))
+        return [line.decode("utf-8", "replace") for line in lines]
+
+
+@dataclass
 class SuperLinkProcess:
     """A SuperLink and the SuperExec that starts the server app.
 

@@ -131,6 +131,8 @@ def attach_flower(
 
     loaded = experiment.loaded
     check_faults(loaded)
+    # after the server was restarted, a device first finishes what it was asked before
+    nodes.reply_timeout = max(nodes.reply_timeout, loaded.recipe.faults.deadline or 0.0)
     engine = Flower(
         inner=replace(experiment.simulator, executor=InlineExecutor()),  # forking is not safe with Flower's threads
         nodes=nodes,
