@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
+
+from fedloom.runs.correct_examples import CORRECT_FILE, describe_correct
 
 SHARES = {"large": 0.5, "small": 0.5}
 SERVING: dict[str, dict[str, tuple[str, bool]]] = {
@@ -48,6 +51,7 @@ class Made:
     examples: int = 10_000
     tiers: Sequence[str] = ("large", "small")
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # other metrics: final values by tier
+    correct: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # by tier, for each test example
 
 
 def write_run(folder: Path, made: Made, seed: int = 0) -> Path:
@@ -110,6 +114,9 @@ def write_run(folder: Path, made: Made, seed: int = 0) -> Path:
     timing = {"seconds": made.seconds, "evaluation_seconds": made.seconds / 4, "saving_seconds": 0.0}
     lines = [{"round": number, **timing, "peak_memory": 1e8} for number in range(1, rounds + 1)]
     _write_lines(folder / "timings.jsonl", lines)
+    if made.correct:
+        flags = {("server", tier): torch.tensor(one) for tier, one in made.correct.items()}
+        _write_json(folder / CORRECT_FILE, describe_correct(rounds, flags))
     if made.cka:
         _write_json(folder / "cka.json", made.cka)
     return folder

@@ -308,6 +308,26 @@ def test_arms_note_explains_only_what_is_drawn(tmp_path: Path) -> None:
     assert charts(compared(tmp_path / "b", arms))["arms"].note == ""
 
 
+def on_the_same_examples(right: int, data: str = "data") -> Made:
+    """A model that gets the first of a hundred test examples right, on which others agree with it."""
+    correct = {tier: [at < right for at in range(100)] for tier in BOTH}
+    return finals(right, right, correct=correct, data=data, examples=100)
+
+
+def test_arms_and_noise_on_the_same_examples_are_compared_one_by_one(tmp_path: Path) -> None:
+    arms = {"heterofl": [on_the_same_examples(72)] * 3, "fjord": [on_the_same_examples(70)] * 3}
+    data = compared(tmp_path / "a", arms, examples=100)
+    assert (
+        "all arms saw the same examples, so differences are known better than whiskers show"
+        in charts(data)["arms"].note
+    )
+    assert "Differences below 2.8 points can be noise." in write_basis(data)  # 200 * sqrt(0.02 * 0.98 / 99)
+    arms = {"heterofl": [on_the_same_examples(72)] * 3, "fjord": [on_the_same_examples(70, "other data")] * 3}
+    data = compared(tmp_path / "b", arms, examples=100)
+    assert "same examples" not in charts(data)["arms"].note
+    assert "Differences below 12.8 points can be noise." in write_basis(data)
+
+
 def test_differences_sentence_counts_both_signs(tmp_path: Path) -> None:
     arms = {"heterofl": [finals(90, 60)], "fjord": [finals(70, 70)], "fedrolex": [finals(90, 60.1)]}
     chart = charts(compared(tmp_path / "a", arms))["differences"]

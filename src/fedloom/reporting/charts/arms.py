@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from ...wording import join_words, pluralize
-from ..paired_stats import REFERENCES, ComparedMetric, Difference, compute_difference, other_test
+from ..paired_stats import (
+    REFERENCES,
+    ComparedMetric,
+    Difference,
+    compute_difference,
+    error_of_examples,
+    other_test,
+)
 from ..report_data import ReportData
 from .drawing import NARROW, Axis, Chart, ChartRow, Dot, Look, MarkKind, MissingChart, Panel, ReferenceLine, row_height
 from .looks import arm_look, is_control
@@ -119,9 +126,12 @@ def _arms_note(report: ReportData, arms: Sequence[dict[str, Any]]) -> str:
     sources = ["the test set"] if report.metric.has_standard_error else []
     sources += [f"{seeds} seeds"] if seeds > 1 else []
     hollow = any(not can_run for arm in arms for can_run in arm["can_run"].values())
+    sides = [(group.arm, {report.tiers[0]: 1.0}) for group in report.groups]
+    paired = all(error_of_examples(sides[0], other, report.test) is not None for other in sides[1:])
     parts = [f"Dashed lines: {join_words(lines)}"] if lines else []
     parts += [f"whiskers: two standard errors, of {join_words(sources)}"] if sources else []
     parts += ["hollow, in brackets: a model that these devices cannot run"] if hollow else []
+    parts += ["all arms saw the same examples, so differences are known better than whiskers show"] if paired else []
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
