@@ -39,6 +39,7 @@ class EveryTier(Method):
     feddyn : the strength of FedDyn's dynamic regularization, its alpha; 0: none. With it devices keep an estimate of
         their gradient, of their own size, and stay in one tier.
     weighting : the weight of a device in the average: the number of its examples, or the same for all.
+    exits : which exits a device trains: "all" that it has, or only its "own", the last, as if it knew no smaller model.
     """
 
     info = MethodInfo(
@@ -51,6 +52,7 @@ class EveryTier(Method):
     calibration: Annotated[NonNegative, SearchRange(0.25, 2.0, log=True)] = 1.0
     feddyn: Annotated[NonNegative, SearchRange(0.0, 0.2)] = 0.0
     weighting: Literal["examples", "uniform"] = "examples"
+    exits: Literal["all", "own"] = "all"
 
     def start(self, fleet: Fleet, seed: int, warm_start: Tensors | None = None) -> Parcel:
         server = super().start(fleet, seed, warm_start)
@@ -79,7 +81,8 @@ class EveryTier(Method):
         counts = client.label_counts() if calibrates else None
 
         def loss(weights: Tensors, batch: Batch) -> Tensor:
-            exits = list(client.model(weights, batch.x, batch.step_seeds).exits.values())
+            outputs = client.model(weights, batch.x, batch.step_seeds)
+            exits = list(outputs.exits.values()) if self.exits == "all" else [outputs.logits]
             if counts is not None:
                 exits = [add_label_prior(logits, counts, self.calibration) for logits in exits]
             total = torch.stack([supervised_loss(logits, batch) for logits in exits]).sum(0)
