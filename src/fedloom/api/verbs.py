@@ -196,7 +196,7 @@ def resume(
     ----------
     folder : of the run, comparison or search. Default: the newest in ./runs that is not finished.
     rounds : go on until so many rounds are done, more than the recipe asked for; also for a run that has finished.
-    test, equal : for a comparison, as for `compare`.
+    test, equal : for a comparison, as for `compare`; default: as it was begun.
     data_dir, workers, track, progress, extensions, registries : as for `run`.
 
     Returns
@@ -214,7 +214,8 @@ def resume(
         planned = replace(reopen_comparison(path, names, data, workers), track=tuple(find_trackers(track, names)))
         if is_search(path / SEARCH_FOLDER):
             planned = _tuned(planned, reopen_search(path / SEARCH_FOLDER, names, data, workers), progress)
-        return run_comparison(replace(planned, test=test or planned.test), names, data, equal, progress)
+        counted = planned.equal if equal == "rounds" else equal
+        return run_comparison(replace(planned, test=test or planned.test, equal=counted), names, data, progress)
     experiment, since = reopen_run(path, names, data, workers, attach_engine)
     method = experiment.loaded.recipe.method.name
     logger.info("%s: continues after round %d", path, since.number)
@@ -421,7 +422,8 @@ def compare(
     controls : usual ways to treat a fleet: "standalone", "small-for-all", "drop-the-small", "all-large". Default: all
         of them, or none if there are other arms.
     test : "global" or "local". Default: the one that the first arm's method is for, so "local" for personal models.
-    equal : what arms have spent equally when they are compared: "rounds", "bytes" or "seconds".
+    equal : what arms have spent equally when they are compared: "rounds", "bytes" or "seconds". With
+        `compare.rounds_by = "bytes"` in the recipe it is bytes.
     metric : what verdicts are about. Default: accuracy, or perplexity for language models.
     tune : first search the settings of every arm with so many trials each, on validation examples; 0: none.
     sets, seed, out, data_dir, workers, track, progress, extensions, registries : as for `run`.
@@ -456,9 +458,12 @@ def compare(
     home = choose_output_folder(out, "compare")
     used = default if controls is None else list(controls)
     planned = plan_comparison(loaded, names, seeds, used, home, data, workers, arms)
+    if loaded.recipe.compare.rounds_by == "bytes" and equal == "rounds":
+        equal = "bytes"
     if equal == "seconds":
         planned.check_simulated_seconds()
-    planned = replace(planned, command=command, track=tuple(find_trackers(track, names)), left_out=left_out, test=test)
+    trackers = tuple(find_trackers(track, names))
+    planned = replace(planned, command=command, track=trackers, left_out=left_out, test=test, equal=equal)
     if tune:
         recipes = {name: each[0].loaded for name, each in planned.experiments.items()}
         terms = _search_terms(loaded, tune, "bytes" if equal == "bytes" else "rounds")
@@ -467,7 +472,7 @@ def compare(
         search.open()  # first: a comparison that is resumed before its search has begun would not be tuned
         planned.open()
         planned = _tuned(planned, search, progress)
-    return run_comparison(planned, names, data, equal, progress)
+    return run_comparison(planned, names, data, progress)
 
 
 def _search_terms(
@@ -562,17 +567,11 @@ def _arm_name(recipe: RecipeLike, number: int) -> str:
     return f"{document['method']['name']}-{number}"
 
 
-def run_comparison(
-    planned: Comparison,
-    names: Registries,
-    data: Path,
-    equal: BudgetUnit = "rounds",
-    progress: Progress = None,
-) -> CompareResult:
+def run_comparison(planned: Comparison, names: Registries, data: Path, progress: Progress = None) -> CompareResult:
     """Finish a comparison and write its tables beside its runs."""
     with explain_interrupt(planned.home):
         run_group(planned, progress)
-    result = planned.result(equal)
+    result = planned.result()
     for name, render in FILES.items():
         (planned.home / name).write_text(render(result), encoding="utf-8")
     return CompareResult(planned.home, result, tuple(planned.unfinished_runs()), names, data)

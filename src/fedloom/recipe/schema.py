@@ -383,6 +383,9 @@ class CompareConfig(Section):
     """Names, each with overrides as for `--set`; an arm keeps the seed, data, evaluation and tier names."""
     control_changes: tuple[Override, ...] = ()
     """Overrides for all controls, for a method with a net of its own: the net that suits the simple alternatives."""
+    rounds_by: Literal["recipe", "bytes"] = "recipe"
+    """How many rounds arms and controls have: those of their recipes; or `"bytes"`, as many as the first arm's bytes
+    pay for, with learning-rate schedules stretched alike. They are then compared at equal bytes."""
     candidate: str | None = None
     """Which of the evaluated models counts, such as `"report_paper"`; default: the method's first."""
     metric: str | None = None

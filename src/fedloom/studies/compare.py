@@ -40,6 +40,7 @@ from ..runs.resume import changed_keys, read_resume_point
 from ..runs.trackers import TrackerChoice, build_trackers
 from ..tensors import payload_bytes
 from ..wording import join_words
+from .budget import spend_equal_bytes
 from .controls import CONTROLS, NO_ARMS, build_arms, errors_at_arm, served_models
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Comparison:
     track: Sequence[TrackerChoice] = ()  # names or classes: every run gets trackers of its own
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods that do not fit, and why
     test: str | None = None  # that verdicts are about; None: the one that the first arm's method is for
+    equal: BudgetUnit = "rounds"  # what every arm counts up to: the first one's rounds, bytes or simulated seconds
 
     @property
     def seeds(self) -> list[int]:
@@ -149,7 +151,7 @@ class Comparison:
         planned = _plan(recipes, experiment, registries, self.seeds, self.home, data, workers)
         return replace(
             planned, settings=self.settings, candidates=self.candidates, command=self.command, track=self.track,
-            left_out=self.left_out, test=self.test,
+            left_out=self.left_out, test=self.test, equal=self.equal,
         )  # fmt: skip
 
     def _log_failure(self, name: str, steps: Iterator[RoundResult]) -> Iterator[RoundResult]:
@@ -201,9 +203,9 @@ class Comparison:
             "own_names": {kind: sorted(names) for kind, names in own.items()},
         }
 
-    def result(self, equal: BudgetUnit = "rounds") -> ComparisonResult:
+    def result(self) -> ComparisonResult:
         """Conclude once everything has run, counting of every run only what fits the first arm's budget."""
-        arms = [self._arm(name) for name in self.experiments]
+        arms, equal = [self._arm(name) for name in self.experiments], self.equal
         counted, terms = limit_to_budget(arms, equal), self.terms()
         result = conclude(counted, terms)
         round_counts = {each[0].loaded.recipe.rounds for each in self.experiments.values()}
@@ -215,7 +217,7 @@ class Comparison:
         details = [] if unfinished else device_sentences(counted, outcomes)
         details += map(search_sentence, read_searches(self.home / SEARCH_FOLDER))
         notes = self.identical_arms()
-        self.write_description(equal, details, notes)
+        self.write_description(details, notes)
         verdict = [*result.verdict, *budgets, *failures, *details, *notes]
         return replace(
             result, verdict=verdict, left_out=dict(self.left_out), pairs=pairs, devices=outcomes,
@@ -253,9 +255,7 @@ class Comparison:
         chosen = settings.baseline, settings.margin, settings.metric or ""
         return ComparisonTerms(tiers, shares, self.verdict_test, examples, controls, *chosen, self.headlines)
 
-    def write_description(
-        self, equal: BudgetUnit = "rounds", details: Sequence[str] = (), notes: Sequence[str] = ()
-    ) -> None:
+    def write_description(self, details: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
         """Write how the runs belong together, so that `fedloom report` can compare them again.
 
         `details` and `notes`: sentences of the result that need more than the rows of tiers.
@@ -264,7 +264,7 @@ class Comparison:
         path = self.home / DESCRIPTION_FILE
         earlier = json.loads(path.read_text()) if path.is_file() else {}
         settings = {
-            "equal": equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
+            "equal": self.equal, "command": self.command or earlier.get("command", ""), "left_out": dict(self.left_out),
             "details": list(details), "notes": list(notes),
         }  # fmt: skip
         arms = {}
@@ -324,6 +324,8 @@ def plan_comparison(
     first = assemble(loaded, registries, data)
     numbers = range(loaded.recipe.seed, loaded.recipe.seed + seeds)
     arms = build_arms(loaded, registries, first.fleet, controls, beside)
+    if loaded.recipe.compare.rounds_by == "bytes":
+        arms = spend_equal_bytes(arms, registries, data, first.dataset)
     return _plan(arms, first, registries, numbers, home, data, workers)
 
 
@@ -336,8 +338,9 @@ def reopen_comparison(home: Path, registries: Registries, data: Path, workers: i
     described = read_description(home)
     settings = planned.settings.model_copy(update=_described_settings(described))
     return replace(
-        planned, settings=settings, left_out=described.get("left_out", {}), test=described.get("terms", {}).get("test")
-    )
+        planned, settings=settings, left_out=described.get("left_out", {}), test=described.get("terms", {}).get("test"),
+        equal=described.get("equal", "rounds"),
+    )  # fmt: skip
 
 
 def read_description(home: Path) -> dict[str, Any]:

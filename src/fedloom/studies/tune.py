@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..analysis.costs import dry_run
 from ..data import Dataset
 from ..engines import Lockstep, WorkerPool
 from ..evaluation import Row
@@ -30,7 +29,7 @@ from ..reporting.search import SEARCH_FILE, SEARCH_FORMAT, SEARCH_KIND
 from ..reporting.targets import BudgetUnit
 from ..runs.build import assemble
 from ..runs.checkpoint import Checkpoint
-from ..runs.data import data_spec_of, read_data
+from ..runs.data import read_data
 from ..runs.experiment import Experiment
 from ..runs.faults import NoQuorum
 from ..runs.folder import MANIFEST, read_manifest, read_rows
@@ -39,6 +38,7 @@ from ..runs.own_names import describe_names, load_recipe_of
 from ..runs.recorder import NothingAdmitted, record_rounds, restore_experiment, utc_now
 from ..runs.resume import read_resume_point
 from ..wording import join_words, pluralize
+from .budget import estimate_bytes_per_round
 from .compare import PendingRun, check_direction, estimate_memory, run_side_by_side
 from .sampler import Sampler, check_installed
 
@@ -460,15 +460,6 @@ def _read_trials(folder: Path) -> list[SearchTrial]:
         )
         for one in tried
     ]
-
-
-def estimate_bytes_per_round(experiment: Experiment) -> float:
-    """Bytes in both directions of all devices that take part in a round, by a dry run."""
-    fleet, loaded = experiment.fleet, experiment.loaded
-    moved = dry_run(loaded, experiment.method, fleet, data_spec_of(experiment.dataset), experiment.compression)
-    shares = zip(fleet.tiers, fleet.shares, strict=True)
-    each = sum(share * (moved.bytes_up[tier.name] + moved.bytes_down[tier.name]) for tier, share in shares)
-    return float(loaded.recipe.fleet.participation * fleet.size * each)
 
 
 def reopen_search(home: Path, registries: Registries, data: Path, workers: int) -> Search:
