@@ -170,5 +170,5 @@ def test_update_device_that_fails_is_asked_again_without_delay(engine: Flower, c
 def test_report_late_names_the_node_and_the_last_error(engine: Flower, clock: Clock) -> None:
     lose(grid_of(engine), 10, 8)
     (refusal,) = engine.nodes.update()
-    reason = f'node {BAD} has not said which device it is: "Flower\'s error 8: lost"'
+    reason = f'node {BAD} has not reported which device it is: "Flower\'s error 8: lost"'
     assert refusal == Refusal("", "LATE", reason)
