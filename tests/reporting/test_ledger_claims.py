@@ -178,6 +178,14 @@ def test_flatness_of_claim_needs_all_arms_to_be_flat(slope: float, converged: bo
     assert flat["changes"] == {"a": pytest.approx(20 * slope), "b": pytest.approx(0)}
 
 
+@pytest.mark.parametrize("metric", ["initial", "personalized"])
+def test_flatness_around_fine_tuning_is_that_of_the_models_before_it(metric: str) -> None:
+    rows = [Row(at, "server", "t", "", "local", "accuracy", 50 + 0.06 * at) for at in range(2, 101, 2)]
+    evidence = Evidence({"a": [[*rows, Row(100, "server", "t", "", "local", metric, 90.0)]]}, {"a": {"t": 1.0}})
+    flat = flatness([ClaimSide("a", "t")], ClaimTerms("last", "more", "local", metric), evidence)
+    assert flat == {"changes": {"a (t)": pytest.approx(1.2)}, "converged": False}
+
+
 def test_claim_record_has_no_infinite_numbers() -> None:
     evidence = Evidence({"x": [rows(60, 80)], "y": [rows(50, 50)]}, {"x": {"a": 1.0}, "y": {"a": 1.0}})
     result = evaluate_claim(

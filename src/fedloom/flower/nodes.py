@@ -112,7 +112,9 @@ class NodeRegistry:
             return
         for node in sorted(self._queries.unanswered - self._not_awaited):
             self._not_awaited.add(node)
-            yield Refusal("", "LATE", f"node {node} has not reported which device it is{self._queries.last_error(node)}")
+            yield Refusal(
+                "", "LATE", f"node {node} has not reported which device it is{self._queries.last_error(node)}"
+            )
 
     def _read_info(self, node: int, message: Message) -> Iterator[Refusal]:
         error = read_error(message)

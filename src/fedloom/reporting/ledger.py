@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -183,14 +183,18 @@ def side_curve(
 
 
 LAST_FIFTH, FLAT = 0.2, 1.0  # share of the rounds; largest change in them, in points, that counts as converged
+FINE_TUNED = ("initial", "personalized")  # metrics before and after fine-tuning
 
 
 def flatness(sides: Iterable[ClaimSide], terms: ClaimTerms, evidence: Evidence) -> dict[str, Any]:
     """How much the arms of a claim still change in the last fifth of their rounds.
 
     By arm and tier: the slope of the least-squares line through the values of the last fifth, times its length, mean
-    over seeds; None if fewer than three of its rounds were evaluated. `converged` is None if any of them is.
+    over seeds; None if fewer than three of its rounds were evaluated. `converged` is None if any of them is. Of what is
+    measured only once, around fine-tuning after the last round, it is the accuracy of the models that are fine-tuned.
     """
+    if terms.metric in FINE_TUNED:
+        terms = replace(terms, metric="accuracy")
     changes: dict[str, float | None] = {}
     for side in sides:
         for arm in (side.arm, *side.others):
