@@ -215,7 +215,7 @@ def show_all_methods(browser: Any, runs: Path, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
-        look(browser, "1300", 500)
+        look(browser, "1300", 640)
         browser.get(file.as_uri())
         capture(browser, name)
 

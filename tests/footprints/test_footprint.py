@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.footprints import AxisSlicer, Footprint, centered, find_footprint, leading, rolling, sampled, take_block
+from fedloom.footprints import AxisSlicer, Footprint, centered, find_footprint, leading, rolling, take_block
+from fedloom.methods.fedrolex import sampled
 from fedloom.models import Model
 
 

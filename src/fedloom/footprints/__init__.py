@@ -13,7 +13,6 @@ from .footprint import (
     leading,
     read_submodel,
     rolling,
-    sampled,
     shape_fits,
     subnet_footprint,
     take_block,
@@ -27,6 +26,6 @@ __all__ = [
     "RULES", "SERVER_OPTIMIZERS", "Aggregate", "AxisSlicer", "ClientUpdate", "DPAggregator", "ExpectedParticipation",
     "Footprint", "LowCoverage", "RobustAggregator", "Rule", "ServerOptimizer", "ServerStep", "centered",
     "count_contributors", "coverage_mean", "find_footprint", "find_foreign_frozen", "find_sliced_stack",
-    "find_slicing_problem", "is_submodel", "leading", "read_submodel", "rolling", "sampled", "shape_fits",
+    "find_slicing_problem", "is_submodel", "leading", "read_submodel", "rolling", "shape_fits",
     "split_moments", "subnet_footprint", "take_block", "tensor_fits", "updated_entries",
 ]  # fmt: skip

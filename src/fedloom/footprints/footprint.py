@@ -5,12 +5,11 @@ layers around private ones, the full model, or nothing. Footprints are found by 
 lies along their axes: where heads, gates or concatenated channels are stacked, a small model has a part of each.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import EllipsisType
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,26 +138,6 @@ def rolling(offset: int) -> AxisSlicer:
         if small == large or axis >= 2:
             return centered(axis, small, large)
         return torch.arange(offset, offset + small) % large
-
-    return slicer
-
-
-def sampled(draw: Callable[[int], np.random.Generator]) -> AxisSlicer:
-    """Channels drawn without replacement, in their order; of kernels the center.
-
-    Parameters
-    ----------
-    draw : the number of channels of a layer -> a new generator, so that layers of equal width keep the same channels.
-
-    Returns
-    -------
-    A slicer for `find_footprint`.
-    """
-
-    def slicer(axis: int, small: int, large: int) -> Axis:
-        if small == large or axis >= 2:
-            return centered(axis, small, large)
-        return torch.from_numpy(np.sort(draw(large).permutation(large)[:small]))
 
     return slicer
 

@@ -4,11 +4,16 @@ Like HeteroFL, but the window of channels that a device trains moves on by one e
 trained by devices of every size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from ..fleet import Fleet, RoundContext, Tier
-from ..footprints import ClientUpdate, Footprint, find_footprint, rolling, sampled
+from ..footprints import AxisSlicer, ClientUpdate, Footprint, centered, find_footprint, rolling
 from ..models.axes import axis_pairs
 from ..seeds import SAMPLED_WINDOW, generator
 from ..tensors import Parcel
@@ -75,3 +80,23 @@ class FedRolex(Method):
     @property
     def dp_uncovered(self) -> str:
         return EXAMPLE_COUNT if self.weighting == "examples" else ""
+
+
+def sampled(draw: Callable[[int], np.random.Generator]) -> AxisSlicer:
+    """Channels drawn without replacement, in their order; of kernels the center.
+
+    Parameters
+    ----------
+    draw : the number of channels of a layer -> a new generator, so that layers of equal width keep the same channels.
+
+    Returns
+    -------
+    A slicer for `find_footprint`.
+    """
+
+    def slicer(axis: int, small: int, large: int) -> slice | Tensor:
+        if small == large or axis >= 2:
+            return centered(axis, small, large)
+        return torch.from_numpy(np.sort(draw(large).permutation(large)[:small]))
+
+    return slicer

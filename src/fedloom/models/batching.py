@@ -52,9 +52,11 @@ from .structure import (
     is_own_family,
     last_layer,
     layer_kinds,
+    layers_of,
+    named_layers,
     non_size_settings,
+    own_weights,
 )
-from .traversal import layers_of, named_layers, own_weights
 
 logger = logging.getLogger(__name__)
 

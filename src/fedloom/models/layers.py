@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..settings import Count
-from .traversal import named_layers
+from .structure import named_layers
 
 
 def fold(x: Tensor) -> Tensor:

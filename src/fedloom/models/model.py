@@ -50,9 +50,18 @@ from .batching import (
 )
 from .concatenation import find_concatenated_inputs
 from .stacked_layers import declared_axes, known_axes
-from .structure import Family, InputSpec, Outputs, Shapes, as_outputs, build_skeleton, classes_last
+from .structure import (
+    Family,
+    InputSpec,
+    Outputs,
+    Shapes,
+    as_outputs,
+    build_skeleton,
+    classes_last,
+    layers_of,
+    named_weights,
+)
 from .sub_block import SubBlock, make_sub_block
-from .traversal import layers_of, named_weights
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .axes import Layout, LayoutError, layouts_of_axes, plain, resolve
-from .traversal import named_layers, own_weights
+from .structure import named_layers, own_weights
 
 StackedAxis = tuple[str, int, Layout]
 """(weight name, axis, layout)"""

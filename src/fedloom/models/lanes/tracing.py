@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ..layers import GroupNorm, Scaler, StaticBatchNorm, _InstanceNorm
 from ..normalization import ParametricNorm
 from ..preactresnet import MixedPool
-from ..traversal import named_layers
+from ..structure import named_layers
 
 
 class NoLaneKernelError(Exception):

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from fedloom.models import MODELS, Model
-from fedloom.models.traversal import layers_of, named_layers, named_weights, own_weights
+from fedloom.models.structure import layers_of, named_layers, named_weights, own_weights
 
 
 def tied() -> nn.Module:
