@@ -71,7 +71,7 @@ def with_rounds(loaded: LoadedRecipe, rounds: int) -> LoadedRecipe:
     dense = max(evaluation["dense_last"], DENSE_LAST)
     return loaded.with_document({
         **document, "rounds": rounds, "training": {**document["training"], "lr_schedule": schedule},
-        "evaluation": {**evaluation, "every": max(1, _stretch(evaluation["every"], ratio)), "dense_last": dense},
+        "evaluation": {**evaluation, "every": _stretch(evaluation["every"], ratio), "dense_last": dense},
     })  # fmt: skip
 
 
